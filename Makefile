@@ -1,0 +1,38 @@
+# `make spec` and `make test` do everything on a fresh machine; the rest builds on them.
+PYTHON ?= python3
+VENV ?= .venv
+JOBS ?= 2
+BIN := $(VENV)/bin
+# One thread in each of JOBS processes: the inputs are small, and two pools would fight over the cores.
+ALONE := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1
+
+.PHONY: help spec test test-all lint bench clean
+
+help: ## say what there is to make
+	@grep -E '^[a-z-]+:.*##' Makefile | sed -E 's/:.*## /\t/' | expand -t 12
+
+$(VENV)/.installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[plots,dev]'
+	touch $@
+
+spec: $(VENV)/.installed ## check a third-party implementation, torch.nn, and print the report
+	$(BIN)/transformer-spec check torch_nn
+
+test: $(VENV)/.installed ## run the specification and every other test
+	$(ALONE) $(BIN)/python -m pytest -q -n $(JOBS)
+
+test-all: $(VENV)/.installed ## the same with many more random trials
+	$(ALONE) $(BIN)/python -m pytest -q -n $(JOBS) --spec-max-examples 1000
+
+lint: $(VENV)/.installed ## ruff, and strict types in the reference
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/basedpyright
+
+bench: $(VENV)/.installed ## speed beside others, in one run and one table of ratios
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[bench]'
+	$(BIN)/python -m benchmarks
+
+clean: ## remove what the others made
+	rm -rf $(VENV) dist build .pytest_cache .hypothesis .ruff_cache

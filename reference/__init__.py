@@ -1,0 +1,9 @@
+"""The transformer, written twice: `reference.numpy` is its meaning, `reference.torch` is production."""
+
+from reference.shape_checks import install
+
+SPEC_VERSION = "0.1.0"
+"""The version of the specification (names, arguments, meanings); docs/versioning.md says when it moves."""
+
+# The hooks must stand before the first import of what they check.
+install()
