@@ -1,0 +1,78 @@
+"""Every property of the specification has been seen to fail."""
+
+import fnmatch
+import importlib
+import pkgutil
+import unittest
+from collections.abc import Iterator
+
+import pytest
+from hypothesis import HealthCheck, Phase, settings
+
+import spec_tests.meta
+from spec_tests.meta.faults import Fault
+from spec_tests.spec import Property, all_properties
+
+FAULTS: list[Fault] = [
+    fault
+    for module in pkgutil.iter_modules(spec_tests.meta.__path__)
+    if module.name.startswith("faults_")
+    for fault in importlib.import_module(f"spec_tests.meta.{module.name}").FAULTS
+]
+
+# Many examples, no shrinking: a fault must be found, not explained.
+settings.register_profile(
+    "search",
+    max_examples=400,
+    deadline=None,
+    database=None,
+    phases=(Phase.explicit, Phase.generate),
+    suppress_health_check=list(HealthCheck),
+    print_blob=False,
+)
+
+
+@pytest.fixture(autouse=True)
+def searching() -> Iterator[None]:
+    """Search under the profile above, and put back the one that was in force."""
+    before = settings.get_current_profile_name()
+    settings.load_profile("search")
+    yield
+    settings.load_profile(before)
+
+
+def name_of(a_property: Property) -> str:
+    """Give the id without its case: component.name."""
+    return ".".join(a_property.id.split(".")[:2])
+
+
+def matching(pattern: str) -> list[str]:
+    """Give the names that a fault means: `*.a_wrong_rank_is_refused` is that of every component."""
+    return fnmatch.filter(sorted({name_of(p) for p in all_properties()}), pattern)
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
+def test_a_fault_is_caught_by_the_properties_it_names(fault: Fault) -> None:
+    """Wrong code fails every property that it names, in at least one of the property's cases."""
+    for wanted in fault.fails:
+        names = matching(wanted)
+        assert names, f"{fault.name} names {wanted}, which is no property"
+        for name in names:
+            candidates = [p for p in all_properties() if name_of(p) == name]
+            assert any(_fails(p, fault) for p in candidates), f"{fault.name} passes {name}: {candidates[0].sentence}"
+
+
+def test_every_property_has_a_fault_that_it_catches() -> None:
+    """No property goes untested: each is named by at least one fault."""
+    caught = {name for fault in FAULTS for wanted in fault.fails for name in matching(wanted)}
+    assert sorted({name_of(p) for p in all_properties()} - caught) == []
+
+
+def _fails(a_property: Property, fault: Fault) -> bool:
+    try:
+        a_property.run(fault.subject())
+    except unittest.SkipTest:
+        return False
+    except AssertionError:  # a judge.Mismatch is one
+        return True
+    return False

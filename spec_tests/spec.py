@@ -1,0 +1,112 @@
+"""What a property is: a sentence about one component, and a test function that checks it on any subject.
+
+    @states("softmax")
+    @given(scores=inputs("softmax"))
+    def test_rows_sum_to_one(subject, scores):
+        '''Softmax weights sum to 1.'''
+
+pytest runs it as a test, `transformer-spec check` runs the same function on somebody's code and reports the sentence.
+A property that is true of many components takes a `case` (see `strategies.CASES`) and is stated once for each:
+
+    @states(cases=ALL_CASES)
+    @given(data=st.data())
+    def test_agrees_with_the_reference(subject, case, data): ...
+
+One rule makes `unsupported` honest: a property passes the same options in every example, so that a subject which lacks
+an option leaves out exactly the properties about it.
+"""
+
+import functools
+import importlib
+import inspect
+import pkgutil
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import spec_tests
+
+
+@dataclass(frozen=True)
+class Statement:
+    """What `states` hangs on a test function: whom it is about, and what else it calls."""
+
+    component: str | None
+    cases: tuple[str, ...]
+    needs: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Property:
+    """One sentence about one component, ready to be run."""
+
+    id: str  # softmax.rows_sum_to_one, or layer_norm.agrees_with_the_reference.std_plus_eps
+    component: str
+    sentence: str
+    function: Callable[..., None]
+    needs: tuple[str, ...] = ()
+    arguments: dict[str, Any] = field(default_factory=dict)
+
+    def run(self, subject: Any) -> None:
+        """Run it; whatever it raises is the verdict."""
+        self.function(subject=subject, **self.arguments)
+
+
+def states(component: str | None = None, *, cases: Iterable[str] = (), needs: Iterable[str] = ()) -> Callable:
+    """Declare a test function to be a property of `component`, or of the component of each of `cases`.
+
+    `needs` names further components that the property calls; a subject without them is not asked.
+    """
+
+    def declare(function: Callable[..., None]) -> Callable[..., None]:
+        if not (function.__doc__ or "").strip():
+            raise TypeError(f"{function.__name__}: a property states its sentence in its docstring, which is missing")
+        if (component is None) == (not tuple(cases)):
+            raise TypeError(f"{function.__name__}: state one component or some cases, not both and not neither")
+        if hasattr(function, "hypothesis"):
+            function.hypothesis.inner_test = _one_example(function.hypothesis.inner_test)
+        function.statement = Statement(component, tuple(cases), tuple(needs))
+        return function
+
+    return declare
+
+
+def _one_example(inner_test: Callable[..., None]) -> Callable[..., None]:
+    """Tell the subject where an example begins, so that a failure can show the calls of its own example only."""
+
+    @functools.wraps(inner_test)
+    def example(*args: Any, **kwargs: Any) -> None:
+        kwargs["subject"].begin_example()
+        inner_test(*args, **kwargs)
+
+    return example
+
+
+def sentence_of(function: Callable[..., None]) -> str:
+    """Give the sentence a property states: its docstring on one line."""
+    return " ".join(inspect.getdoc(function).split())
+
+
+def properties_of(function: Callable[..., None]) -> Iterator[Property]:
+    """Give the properties a test function states: one, or one for each of its cases."""
+    statement: Statement = function.statement
+    name = function.__name__.removeprefix("test_")
+    common = {"sentence": sentence_of(function), "function": function, "needs": statement.needs}
+    if statement.component is not None:
+        yield Property(id=f"{statement.component}.{name}", component=statement.component, **common)
+    for case in statement.cases:
+        component, variant = case.split(".")
+        yield Property(id=f"{component}.{name}.{variant}", component=component, arguments={"case": case}, **common)
+
+
+@functools.cache
+def all_properties() -> tuple[Property, ...]:
+    """Collect every property from the `test_*.py` files beside this one, in their order."""
+    found: list[Property] = []
+    for module_info in pkgutil.iter_modules(spec_tests.__path__):
+        if module_info.name.startswith("test_"):
+            module = importlib.import_module(f"spec_tests.{module_info.name}")
+            for function in vars(module).values():
+                if hasattr(function, "statement") and function.__module__ == module.__name__:
+                    found.extend(properties_of(function))
+    return tuple(found)

@@ -1,0 +1,249 @@
+"""What is true of every component: it means what the reference says, and keeps the manners of the contract."""
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+import reference.numpy
+from reference.parameters import leaves, map_tree
+from spec_tests.bounds import agree
+from spec_tests.judge import equal, holds, raises
+from spec_tests.spec import states
+from spec_tests.strategies import ALL_CASES, CASES, calls
+from spec_tests.subjects.subject import Call, array_annotations, to_numpy
+
+
+@states(cases=ALL_CASES)
+@given(data=st.data())
+def test_agrees_with_the_reference(subject, case, data):
+    """The result is that of the NumPy reference, up to rounding."""
+    call = data.draw(calls(case))
+    should = getattr(reference.numpy, call.component)(*call.args, **call.options)
+    got = subject.call(call.component, *call.args, **call.options)
+    agree(call, got, should, eps=subject.eps, share=0.1 if subject.strict else 1.0)
+
+
+# One way to call each component, without options, and for those with optional arrays one with all of them.
+PLAIN = tuple(f"{component}.{next(iter(cases))}" for component, cases in CASES.items())
+FULL = (
+    "attention_weights.all", "scaled_dot_product_attention.all", "self_attention.mask", "multi_head_attention.all",
+    "layer_norm.affine", "feed_forward.keep", "transformer_block.mask", "output_head.bias",
+)  # fmt: skip
+
+
+def but(cases: tuple[str, ...], *components: str) -> tuple[str, ...]:
+    """Give the cases of all other components."""
+    return tuple(case for case in cases if case.split(".")[0] not in components)
+
+
+NUMBERS_ONLY = ("sinusoidal_positions", "causal_mask", "parameter_count", "perplexity", "warmup_cosine")
+ON_ARRAYS = but(PLAIN, *NUMBERS_ONLY)
+ON_ONE_ARRAY = (
+    "token_embedding.plain", "softmax.plain", "layer_norm.plain", "relu.plain", "gelu.plain", "transformer_block.pre",
+    "transformer.pre", "clip_grad_norm.plain", "next_token_distribution.plain",
+)  # fmt: skip
+ON_NAMED_AXES = but(ON_ARRAYS, "softmax", "relu", "gelu", "dropout", "adamw_step", "clip_grad_norm")
+
+
+@states(cases=PLAIN + FULL)
+@given(data=st.data())
+def test_the_same_call_twice_gives_the_same_result(subject, case, data):
+    """A component draws nothing and remembers nothing: the same call gives the same result, bit for bit."""
+    call = data.draw(calls(case))
+    once = subject.call(call.component, *call.args, **call.options)
+    once = map_tree(np.copy, _listed(once))
+    twice = subject.call(call.component, *call.args, **call.options)
+    for (path, first), (_, second) in zip(leaves(once), leaves(_listed(twice)), strict=True):
+        equal(second, first, what=f"the second result {path}".strip())
+
+
+@states(cases=ON_ARRAYS + FULL)
+@given(data=st.data())
+def test_arguments_are_left_as_they_were(subject, case, data):
+    """A component writes into none of its arguments."""
+    call = data.draw(calls(case))
+    subject.call(call.component, *call.args, **call.options)
+    args, options = subject.last_given
+    given_back = dict(leaves([to_numpy(_arrays(args), call.component), to_numpy(_arrays(options), call.component)]))
+    for path, before in leaves([_arrays(subject.calls[-1].args), _arrays(subject.calls[-1].options)]):
+        equal(given_back[path], before.astype(given_back[path].dtype), what=f"the argument at {path}")
+
+
+@states(cases=but(ON_ARRAYS, "sample"))
+@given(data=st.data())
+def test_the_dtype_of_the_inputs_is_kept(subject, case, data):
+    """Floating inputs of one dtype give a result of that dtype: float32 in, float32 out."""
+    call = data.draw(calls(case))
+    dtype = data.draw(st.sampled_from(("float32", str(subject.dtype))))
+    call = _with_arrays(call, lambda array: array.astype(dtype) if array.dtype.kind == "f" else array)
+    result = subject.call(call.component, *call.args, **call.options)
+    for path, array in leaves(_listed(result)):
+        holds(
+            array.dtype == dtype,
+            f"the dtype of the result {path}".strip(),
+            got=str(array.dtype),
+            should=dtype,
+        )
+
+
+# ------------------------------------------------------------------------------------------------ bad input is refused
+
+
+@states(cases=ON_NAMED_AXES + FULL)
+@given(data=st.data())
+def test_a_wrong_rank_is_refused(subject, case, data):
+    """An array with too few axes raises TypeError, and the message names the axis."""
+    call = data.draw(calls(case))
+    spoilable = {name: axes for name, axes in _axes_of(call).items() if [a for a in axes if a[0] != "*"]}
+    name = data.draw(st.sampled_from(sorted(spoilable)))
+    fixed = [axis for axis in spoilable[name] if axis[0] != "*"]
+
+    too_few = len(fixed) - 1
+    with raises(subject, TypeError, fixed[-1]):
+        _run(subject, _with_argument(call, name, lambda array: array[(0,) * (array.ndim - too_few)].copy()))
+
+
+@states(cases=tuple(case for case in ON_ARRAYS + FULL if case not in ON_ONE_ARRAY))
+@given(data=st.data())
+def test_an_axis_of_another_length_is_refused(subject, case, data):
+    """Two arguments that disagree about an axis raise TypeError, which names it; a length of 1 is not stretched."""
+    call = data.draw(calls(case))
+    axes = _axes_of(call)
+    every_axis = [axis for names in axes.values() for axis in names]
+    places = [
+        (name, place, axis)
+        for name, names in axes.items()
+        for place, axis in enumerate(reversed(names))
+        if every_axis.count(axis) > 1 and "#" not in axis and _argument(call, name).ndim > place
+    ]
+    assume(places)  # scalars have no axis to disagree about
+    name, place, axis = data.draw(st.sampled_from(places))
+    cut_to_one = data.draw(st.booleans())
+
+    def lengthen(array: np.ndarray) -> np.ndarray:
+        first = np.take(array, [0], axis=-1 - place)
+        if cut_to_one and array.shape[-1 - place] > 1:
+            return first
+        return np.concatenate([array, first], axis=-1 - place)
+
+    with raises(subject, TypeError, axis.strip("*#")):
+        _run(subject, _with_argument(call, name, lengthen))
+
+
+@states(cases=but(ON_ARRAYS + FULL, "clip_grad_norm"))
+@given(data=st.data())
+def test_a_wrong_dtype_is_refused(subject, case, data):
+    """Whole numbers where floating ones belong, or floating ones for ids and masks, raise TypeError."""
+    call = data.draw(calls(case))
+    name = data.draw(st.sampled_from(sorted(_axes_of(call))))
+    with raises(subject, TypeError, name):
+        _run(
+            subject,
+            _with_argument(call, name, lambda a: a.astype(np.int64 if a.dtype.kind == "f" else np.float64)),
+        )
+
+
+@states(cases=but(FULL, "transformer_block"))
+@given(data=st.data())
+def test_mixed_dtypes_are_refused(subject, case, data):
+    """Floating inputs of two dtypes raise TypeError rather than being promoted silently."""
+    call = data.draw(calls(case))
+    floats = sorted(name for name in _axes_of(call) if _argument(call, name).dtype.kind == "f")
+    name = data.draw(st.sampled_from(floats))
+    other = np.float32 if subject.dtype == np.float64 else np.float16
+    with raises(subject, TypeError, "dtype"):
+        _run(subject, _with_argument(call, name, lambda array: array.astype(other)))
+
+
+@states(cases=but(ON_NAMED_AXES, "transformer", "transformer_block"))
+@given(data=st.data())
+def test_an_axis_of_size_0_is_refused(subject, case, data):
+    """An empty axis that is neither a sequence nor a batch raises ValueError."""
+    call = data.draw(calls(case))
+    names = {axis for axes in _axes_of(call).values() for axis in axes if axis[0] != "*" and not axis.endswith("seq")}
+    axis = data.draw(st.sampled_from(sorted(names - {"max_len"})))
+    with raises(subject, ValueError):
+        _run(subject, _emptied(call, axis))
+
+
+@states(cases=("token_embedding.plain", "add_positions.plain", "multi_head_attention.plain", "feed_forward.plain",
+               "scaled_dot_product_attention.plain", "attention_weights.plain", "self_attention.plain",
+               "output_head.plain", "transformer_block.pre", "transformer.pre"))  # fmt: skip
+@given(data=st.data())
+def test_an_empty_sequence_gives_an_empty_result(subject, case, data):
+    """A sequence of no tokens is no error: the result is as empty as the sequence."""
+    call = data.draw(calls(case))
+    for axis in ("seq", "q_seq"):
+        call = _emptied(call, axis)
+    holds(_run(subject, call).size == 0, "an empty sequence gave numbers", got=subject.last_result)
+
+
+# ------------------------------------------------------------------------------------------------ calls, taken apart
+
+
+def _run(subject: Any, call: Call) -> Any:
+    return subject.call(call.component, *call.args, **call.options)
+
+
+def _listed(result: Any) -> Any:
+    return [_listed(part) for part in result] if isinstance(result, tuple) else result
+
+
+def _arrays(value: Any) -> Any:
+    """Give the arrays in a value (or a tree of them) as a tree, without what is no array."""
+    if isinstance(value, dict):
+        return {name: _arrays(part) for name, part in value.items()}
+    if isinstance(value, list | tuple):
+        return [_arrays(part) for part in value]
+    return value if hasattr(value, "shape") else {}
+
+
+def _names(component: str) -> list[str]:
+    return list(inspect.signature(getattr(reference.numpy, component)).parameters)
+
+
+def _argument(call: Call, name: str) -> np.ndarray:
+    place = _names(call.component).index(name)
+    return call.args[place] if place < len(call.args) else call.options[name]
+
+
+def _axes_of(call: Call) -> dict[str, list[str]]:
+    """Give the axes of every array argument of a call: {"q": ["*batch", "q_seq", "d_k"], ...}."""
+    function = getattr(reference.numpy, call.component)
+    bound = inspect.signature(function).bind(*call.args, **call.options)
+    return {
+        name: array_annotations(function.__annotations__[name])[0].dim_str.split()
+        for name, value in bound.arguments.items()
+        if isinstance(value, np.ndarray)
+    }
+
+
+def _with_argument(call: Call, name: str, change: Callable[[np.ndarray], np.ndarray]) -> Call:
+    place = _names(call.component).index(name)
+    if place < len(call.args):
+        return Call(
+            call.component,
+            (*call.args[:place], change(call.args[place]), *call.args[place + 1 :]),
+            call.options,
+        )
+    return Call(call.component, call.args, {**call.options, name: change(call.options[name])})
+
+
+def _with_arrays(call: Call, change: Callable[[np.ndarray], np.ndarray]) -> Call:
+    def within(value: Any) -> Any:
+        return map_tree(lambda leaf: change(leaf) if isinstance(leaf, np.ndarray) else leaf, value)
+
+    return Call(call.component, tuple(map(within, call.args)), {n: within(v) for n, v in call.options.items()})
+
+
+def _emptied(call: Call, axis: str) -> Call:
+    """Cut one axis to nothing wherever it occurs."""
+    for name, axes in _axes_of(call).items():
+        for place, this in enumerate(reversed(axes)):
+            if this == axis:
+                call = _with_argument(call, name, lambda array, at=-1 - place: np.take(array, [], axis=at))
+    return call
