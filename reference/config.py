@@ -83,7 +83,8 @@ class ModelConfig:
             if isinstance(size, bool) or not isinstance(size, int) or size < least:
                 raise ValueError(f"ModelConfig: {name} must be a whole number of at least {least}, got {size!r}")
         if self.d_model % self.n_heads:
-            divisors = ", ".join(str(n) for n in range(1, self.d_model + 1) if self.d_model % n == 0)
+            small = [n for n in range(1, math.isqrt(self.d_model) + 1) if self.d_model % n == 0]
+            divisors = ", ".join(map(str, sorted({*small, *(self.d_model // n for n in small)})))
             raise ValueError(
                 f"ModelConfig: d_model must be divisible by n_heads, got {self.d_model} and {self.n_heads}; "
                 f"choose n_heads among {divisors}"

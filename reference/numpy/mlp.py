@@ -38,7 +38,7 @@ def gelu(
     Source: Hendrycks & Gimpel 2016, section 2.
     """
     if approximate == "none":
-        return np.asarray(x / 2 * (1 + _erf(x / math.sqrt(2))))
+        return np.asarray(x / 2 * (1 + _erf(np.asarray(x / math.sqrt(2)))))
     if approximate == "tanh":
         return np.asarray(x / 2 * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3))))
     raise ValueError(f"gelu: approximate must be 'none' or 'tanh', got {approximate!r}")

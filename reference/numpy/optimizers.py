@@ -87,8 +87,8 @@ def warmup_cosine(step: int, *, warmup: int, total: int, max_lr: float, min_lr: 
     $$ \eta_t = \eta_{max} \frac{t + 1}{warmup} \quad (t < warmup), \qquad
        \eta_t = \eta_{min} + \tfrac12 (\eta_{max} - \eta_{min}) \left(1 + \cos \pi \frac{t - peak}{end - peak}\right) $$
 
-    with steps counted from 0, peak = max(warmup - 1, 0) and end = total - 1; after the end it stays at min_lr. The first
-    rate is never 0, and where peak and end coincide the peak wins.
+    with steps counted from 0, peak = max(warmup - 1, 0) and end = total - 1; after the end it stays at min_lr. The
+    first rate is never 0, and where peak and end coincide the peak wins.
 
     Raises ValueError unless total >= 1, 0 <= warmup <= total, 0 <= min_lr <= max_lr and step >= 0.
 

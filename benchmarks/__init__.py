@@ -1,0 +1,1 @@
+"""Speed beside others: `python -m benchmarks` prints one table of ratios, measured in one run."""

@@ -1,0 +1,87 @@
+"""Training tokens per second of a MINI-sized causal model, beside transformers' GPT-2 of the same size."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor, nn
+
+from reference.config import MINI
+from reference.torch import Transformer, cross_entropy
+
+VOCAB, BATCH, SEQ = 65, 12, 64
+TOKENS = BATCH * SEQ
+CONFIG = replace(MINI, vocab=VOCAB, causal=True, max_len=SEQ, dropout=0.0)
+
+
+@dataclass(frozen=True)
+class Row:
+    """One training step to be timed, and what it is called."""
+
+    name: str
+    step: Callable[[], object]
+
+
+def _training_step(parameters: list[nn.Parameter], loss_of: Callable[[Tensor, Tensor], Tensor]) -> Callable[[], object]:
+    generator = torch.Generator().manual_seed(0)
+    ids = torch.randint(VOCAB, (BATCH, SEQ + 1), generator=generator)
+    optimizer = torch.optim.AdamW(parameters, lr=3e-4, fused=True)
+
+    def step() -> None:
+        optimizer.zero_grad(set_to_none=True)
+        loss_of(ids[:, :-1], ids[:, 1:]).backward()
+        torch.nn.utils.clip_grad_norm_(parameters, 1.0, foreach=True)
+        optimizer.step()
+
+    return step
+
+
+def ours(*, compiled: bool) -> Row:
+    """Give our model's step."""
+    model = Transformer(CONFIG).train()
+
+    def loss_of(ids: Tensor, targets: Tensor) -> Tensor:
+        return cross_entropy(model(ids), targets)
+
+    if compiled:
+        loss_of = torch.compile(loss_of, fullgraph=True)
+    return Row("reference.torch" + (" compiled" if compiled else ""), _training_step(list(model.parameters()), loss_of))
+
+
+def gpt2(*, compiled: bool) -> Row:
+    """Give the step of transformers' GPT-2: as wide and as deep, and as ours without dropout."""
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    config = GPT2Config(
+        vocab_size=VOCAB, n_positions=SEQ, n_embd=CONFIG.d_model, n_layer=CONFIG.n_layers, n_head=CONFIG.n_heads,
+        n_inner=CONFIG.d_ff, embd_pdrop=CONFIG.dropout, resid_pdrop=CONFIG.dropout,
+        attn_pdrop=CONFIG.dropout, use_cache=False, bos_token_id=0, eos_token_id=0,
+    )  # fmt: skip
+    model = GPT2LMHeadModel(config).train()
+
+    def loss_of(ids: Tensor, targets: Tensor) -> Tensor:
+        logits = model(input_ids=ids).logits
+        return nn.functional.cross_entropy(logits.reshape(-1, VOCAB), targets.reshape(-1))
+
+    if compiled:
+        loss_of = torch.compile(loss_of)
+    return Row(
+        "transformers GPT-2" + (" compiled" if compiled else ""), _training_step(list(model.parameters()), loss_of)
+    )
+
+
+def flops_per_step() -> float:
+    """Count the multiplications and additions of a step's matrix products: forward once, backward twice."""
+    d, f, seq = CONFIG.d_model, CONFIG.d_ff, SEQ
+    weights = CONFIG.n_layers * (4 * d * d + 2 * d * f) + d * VOCAB
+    attention = CONFIG.n_layers * 2 * seq * d  # scores and weighted sum, each seq x d for every token
+    return 3 * 2 * TOKENS * (weights + attention)
+
+
+def peak_product() -> Callable[[], object]:
+    """Give a large float32 matrix product: what this machine can do at best."""
+    a, b = torch.randn(1024, 1024), torch.randn(1024, 1024)
+    return lambda: a @ b
+
+
+PEAK_FLOPS = 2 * 1024**3
