@@ -15,7 +15,7 @@ def seconds(work: Callable[[], object]) -> float:
 def in_turn(
     a: Callable[[], object], b: Callable[[], object], *, pairs: int, warmup: int = 2
 ) -> tuple[float, float, float]:
-    """Run a and b in turn; the median seconds of each, and the median over the pairs of b / a (how much faster a is)."""
+    """Run a and b in turn; give the median seconds of each, and the median over the pairs of b / a."""
     for _ in range(warmup):
         a(), b()
     times = [(seconds(a), seconds(b)) for _ in range(pairs)]

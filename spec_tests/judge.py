@@ -36,7 +36,9 @@ class SubjectRaised(Mismatch):
 def _short(value: Any) -> str:
     if isinstance(value, str):
         return value
-    return np.array2string(np.asarray(value), threshold=40, precision=8).replace("\n", "\n       ")
+    if not isinstance(value, np.ndarray):  # a tuple or a tree need not be one array
+        return str(value)[:400]
+    return np.array2string(value, threshold=40, precision=8).replace("\n", "\n       ")
 
 
 def close(got: Any, should: Any, *, within: Any, what: str = "the result") -> None:

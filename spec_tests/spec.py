@@ -25,6 +25,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import spec_tests
+from reference.components import COMPONENTS
 
 
 @dataclass(frozen=True)
@@ -87,24 +88,34 @@ def sentence_of(function: Callable[..., None]) -> str:
     return " ".join(inspect.getdoc(function).split())
 
 
+def property_id(function: Callable[..., None], case: str | None = None) -> str:
+    """Give the id of the property that a test function states, in one of its cases if it has any."""
+    name = function.__name__.removeprefix("test_")
+    if case is None:
+        return f"{function.statement.component}.{name}"
+    component, variant = case.split(".")
+    return f"{component}.{name}.{variant}"
+
+
 def properties_of(function: Callable[..., None]) -> Iterator[Property]:
     """Give the properties a test function states: one, or one for each of its cases."""
     statement: Statement = function.statement
-    name = function.__name__.removeprefix("test_")
     common = {"sentence": sentence_of(function), "function": function, "needs": statement.needs}
     if statement.component is not None:
-        yield Property(id=f"{statement.component}.{name}", component=statement.component, **common)
+        yield Property(id=property_id(function), component=statement.component, **common)
     for case in statement.cases:
-        component, variant = case.split(".")
-        yield Property(id=f"{component}.{name}.{variant}", component=component, arguments={"case": case}, **common)
+        component = case.split(".")[0]
+        yield Property(id=property_id(function, case), component=component, arguments={"case": case}, **common)
 
 
 @functools.cache
 def all_properties() -> tuple[Property, ...]:
-    """Collect every property from the `test_*.py` files beside this one, in their order."""
+    """Collect every property from `test_contract.py` and the `test_<stem>.py` beside it, in their order."""
     found: list[Property] = []
+    # training and generation are no components: their tests are about our own programs, and would import torch
+    stems = {"contract", *(component.stem for component in COMPONENTS.values())}
     for module_info in pkgutil.iter_modules(spec_tests.__path__):
-        if module_info.name.startswith("test_"):
+        if module_info.name.removeprefix("test_") in stems:
             module = importlib.import_module(f"spec_tests.{module_info.name}")
             for function in vars(module).values():
                 if hasattr(function, "statement") and function.__module__ == module.__name__:

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 import reference.numpy
 from reference.axes import AXES
 from reference.config import LayerNorm, Learned, ModelConfig, NoPositions, Sinusoidal
-from reference.parameters import Tree, block_shapes, map_tree, parameter_shapes
+from reference.parameters import Tree, block_shapes, leaves, map_tree, parameter_shapes
 from spec_tests.subjects.subject import Call, array_annotations
 
 SCALES = (1.0, 0.5, 0.1, 3.0)
@@ -116,6 +116,25 @@ def trees(shapes: Tree, *, scales: tuple[float, ...] = (0.1, 0.25, 0.5)) -> st.S
     return _drawn_tree(shapes, lambda shape: numbers(shape, scales=scales))
 
 
+GENERATORS = st.integers(0, 2**32 - 1).map(np.random.default_rng)
+"""One generator an example, for numbers in general position: normal, so that nothing cancels, vanishes or ties.
+
+What is true of almost every input, such as that a parameter matters, is shown on these. One and not one an array:
+Hypothesis likes to draw the same seed twice.
+"""
+
+
+def normal_tree(generator: np.random.Generator, shapes: Tree, *, scale: float = 0.3) -> Tree:
+    """Give a parameter tree of normal numbers."""
+    return map_tree(lambda shape: scale * generator.standard_normal(shape), shapes)
+
+
+def changed(tree: Tree, change: Callable[[str, np.ndarray], np.ndarray]) -> Tree:
+    """Give the tree with `change(path, leaf)` in the place of each leaf."""
+    paths = iter([path for path, _ in leaves(tree)])
+    return map_tree(lambda leaf: change(next(paths), leaf), tree)
+
+
 def keep_shapes(config: ModelConfig, batch: tuple[int, ...], seq: int) -> Tree:
     """Give the tree of shapes of a model's dropout keep-masks."""
     stream, hidden = (*batch, seq, config.d_model), (*batch, seq, config.d_ff)
@@ -159,6 +178,7 @@ CASES: dict[str, dict[str, dict[str, Any]]] = {
     "multi_head_attention": {
         "plain": {},
         "heads_only": {"w_o": None},
+        "widths": {"_widths": True},  # heads narrower or wider than the stream, d_k other than d_v
         "biases": {"b_q": GIVEN, "b_k": GIVEN, "b_v": GIVEN, "b_o": GIVEN},
         "context": {"context": GIVEN},
         "mask": {"mask": GIVEN},
@@ -282,6 +302,10 @@ def _calls(draw: Any, component: str, given: dict[str, Any]) -> Call:
     values: dict[str, Any] = {}
     if component in ("transformer_block", "transformer", "parameter_count"):
         sizes, values = draw(_model_arguments(component, sizes, given.get("config", {}), "keep" in given))
+    if component == "multi_head_attention" and "_widths" not in given:
+        # as in every model, and as most modules have it: the heads are together as wide as the stream
+        width = sizes["heads"] * sizes["d_k"]
+        sizes |= {"d_model": width, "heads_d_k": width, "heads_d_v": width}
     if component == "multi_head_attention" and "context" not in given:
         sizes["k_seq"] = sizes["q_seq"]
     if component == "clip_grad_norm":
@@ -291,6 +315,8 @@ def _calls(draw: Any, component: str, given: dict[str, Any]) -> Call:
         sizes["max_len"] = sizes["seq"] + 3
     if component == "layer_norm" and given.get("variant") == "unbiased_std_plus_eps":
         sizes["d_model"] = max(2, sizes["d_model"])
+    if component == "cross_entropy" and "ignore_index" in given:
+        sizes["vocab"] = max(2, sizes["vocab"])
     if component == "adamw_step":
         values |= {"step": draw(st.integers(1, 20)), "lr": draw(_floats((0.1, 1.0)))}
     if component == "warmup_cosine":
@@ -317,7 +343,14 @@ def _calls(draw: Any, component: str, given: dict[str, Any]) -> Call:
             options[name] = value
         else:
             args.append(value)
+    if component == "cross_entropy":
+        args[1] = _some_counted(args[1], given.get("ignore_index", -100), sizes["vocab"])
     return Call(component, tuple(args), options)
+
+
+def _some_counted(targets: np.ndarray, ignored: int, vocab: int) -> np.ndarray:
+    # that nothing is left to learn from is an edge case, and has a property of its own
+    return np.where((targets == ignored).all(), vocab - 1, targets)
 
 
 def inputs(component: str, name: str, sizes: dict[str, Any]) -> st.SearchStrategy[np.ndarray]:

@@ -34,24 +34,31 @@ def transformer_block(
     check_params("transformer_block", params, block_shapes(config))
     no_empty_axis("transformer_block", x, "seq d_model")
 
-    def attend(x: np.ndarray) -> np.ndarray:
-        weights: Tree = {"w_o": None, **params["attention"]}
-        y = multi_head_attention(x, **weights, n_heads=config.n_heads, mask=mask, causal=config.causal)
-        return y if keep is None else dropout(y, keep["attention"], rate=config.dropout)
-
-    def think(x: np.ndarray) -> np.ndarray:
-        hidden: Tree = {} if keep is None else {"keep": keep["mlp_hidden"], "rate": config.dropout}
-        y = feed_forward(x, **params["mlp"], activation=config.activation, **hidden)
-        return y if keep is None else dropout(y, keep["mlp"], rate=config.dropout)
-
-    def norm(x: np.ndarray, name: str) -> np.ndarray:
-        return normalise(x, params.get(name, {}), config)
-
     if config.norm_placement == "pre":
-        x = x + attend(norm(x, "norm_1"))
-        return x + think(norm(x, "norm_2"))
-    x = norm(x + attend(x), "norm_1")
-    return norm(x + think(x), "norm_2")
+        x = x + _attend(normalise(x, params.get("norm_1", {}), config), params, config, mask, keep)
+        return x + _think(normalise(x, params.get("norm_2", {}), config), params, config, keep)
+    x = normalise(x + _attend(x, params, config, mask, keep), params.get("norm_1", {}), config)
+    return normalise(x + _think(x, params, config, keep), params.get("norm_2", {}), config)
+
+
+def _attend(
+    x: Float[np.ndarray, "*batch seq d_model"],
+    params: Tree,
+    config: ModelConfig,
+    mask: Bool[np.ndarray, "*#batch seq seq"] | None,
+    keep: Tree | None,
+) -> Float[np.ndarray, "*batch seq d_model"]:
+    weights: Tree = {"w_o": None, **params["attention"]}
+    y = multi_head_attention(x, **weights, n_heads=config.n_heads, mask=mask, causal=config.causal)
+    return y if keep is None else dropout(y, keep["attention"], rate=config.dropout)
+
+
+def _think(
+    x: Float[np.ndarray, "*batch seq d_model"], params: Tree, config: ModelConfig, keep: Tree | None
+) -> Float[np.ndarray, "*batch seq d_model"]:
+    hidden: Tree = {} if keep is None else {"keep": keep["mlp_hidden"], "rate": config.dropout}
+    y = feed_forward(x, **params["mlp"], activation=config.activation, **hidden)
+    return y if keep is None else dropout(y, keep["mlp"], rate=config.dropout)
 
 
 def normalise(

@@ -79,7 +79,7 @@ class Subject:
 
     def call(self, component: str, *args: Any, **options: Any) -> Any:
         """Call the subject's function; its result as NumPy arrays, or Unsupported, SubjectRaised, Mismatch."""
-        args, options = _without_defaults(component, args, options)
+        args, options = _without_defaults(component, *_scalars_as_arrays(component, args, options))
         call = Call(component, args, options)
         self.calls.append(call)
         function = getattr(self.namespace, component, None)
@@ -90,16 +90,21 @@ class Subject:
         given_options = {name: self._hand_over(value) for name, value in options.items()}
         self.last_given = (given, given_options)
         self.before_call(call)
+        raised: BaseException | None = None
         try:
-            result = function(*given, **given_options)
+            with _default_dtype(self):
+                result = function(*given, **given_options)
         except NotImplementedError as lacking:
             raise Unsupported(str(lacking) or f"{component} is not implemented") from lacking
         except (KeyboardInterrupt, Unsupported):
             raise
         except BaseException as error:  # even SystemExit: the subject must not decide when we stop
-            raise SubjectRaised(component, error) from error
+            raised = error
         finally:
             self.after_call()
+        if raised is not None:
+            # Raised out here it has no context, by which Hypothesis would tell one failure from another.
+            raise SubjectRaised(component, raised) from raised
         self.last_result = result = to_numpy(result, component)
         if not self._wants_error:
             check_result(call, result)
@@ -110,7 +115,8 @@ class Subject:
         if isinstance(value, Mapping):
             return {name: self._hand_over(part) for name, part in value.items()}
         if isinstance(value, list | tuple):
-            return type(value)(self._hand_over(part) for part in value)
+            parts = (np.asarray(part) if isinstance(part, np.generic) else part for part in value)
+            return type(value)(self._hand_over(part) for part in parts)
         if isinstance(value, np.ndarray):
             value = value.astype(self.dtype) if value.dtype == np.float64 else value.copy()
             return _to_torch(value) if self.arrays == "torch" else value
@@ -125,12 +131,40 @@ def _torch() -> ModuleType:
     return torch
 
 
+@contextmanager
+def _default_dtype(subject: Subject) -> Iterator[None]:
+    """Let a function of tensors that is given none, such as a table of positions, work in the subject's dtype."""
+    if subject.arrays != "torch":
+        yield
+        return
+    torch = _torch()
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(getattr(torch, subject.dtype.name))
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
+
+
 def _to_torch(value: np.ndarray) -> Any:
     return _torch().from_numpy(np.ascontiguousarray(value).reshape(value.shape))
 
 
 def _same(value: Any, default: Any) -> bool:
     return type(value) is type(default) and not isinstance(value, np.ndarray) and value == default
+
+
+def _scalars_as_arrays(component: str, args: tuple, options: dict) -> tuple[tuple, dict]:
+    """Give back their zero axes to what NumPy's arithmetic made scalars of, where the contract has an array."""
+    parameters = inspect.signature(getattr(reference.numpy, component)).parameters
+    wanted = [name for name, p in parameters.items() if array_annotations(p.annotation)]
+
+    def restored(name: str, value: Any) -> Any:
+        return np.asarray(value) if isinstance(value, np.generic) and name in wanted else value
+
+    names = [*parameters, *("" for _ in args)]
+    args = tuple(restored(name, arg) for name, arg in zip(names, args, strict=False))
+    return args, {name: restored(name, value) for name, value in options.items()}
 
 
 def _without_defaults(component: str, args: tuple, options: dict) -> tuple[tuple, dict]:

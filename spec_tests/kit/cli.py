@@ -1,0 +1,167 @@
+"""The command `transformer-spec`."""
+
+import sys
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+import reference.cli
+from reference import SPEC_VERSION
+from spec_tests.kit.runner import THOROUGH, TIME_LIMIT, CannotRun, check, one_line_errors
+from spec_tests.kit.worker import EXAMPLES
+
+app = typer.Typer(
+    name="transformer-spec",
+    help="An executable specification of the transformer: check an implementation, read what is specified, train one.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        try:
+            package = version("transformer-spec")
+        except PackageNotFoundError:
+            package = "not installed"
+        print(f"transformer-spec {package}, specification {SPEC_VERSION}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    _: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Show both versions.")] = False,
+) -> None:
+    pass
+
+
+@app.command("check")
+def check_command(
+    subject: Annotated[str, typer.Argument(help="A .py file, a dotted module, or torch_nn.")],
+    component: Annotated[list[str] | None, typer.Option(help="Check this component only; may be repeated.")] = None,
+    properties: Annotated[
+        list[str] | None, typer.Option("--property", help="Check the properties of this id (a glob); may be repeated.")
+    ] = None,
+    thorough: Annotated[bool, typer.Option("--thorough", help=f"{THOROUGH} examples a property.")] = False,
+    max_examples: Annotated[
+        int | None, typer.Option(help=f"Examples a property; {EXAMPLES} unless given, fewer for models.")
+    ] = None,
+    seed: Annotated[
+        int | None, typer.Option(help="Draw the examples of this seed (every report shows its own).")
+    ] = None,
+    json_file: Annotated[Path | None, typer.Option("--json", help="Write the report to this file, too.")] = None,
+    time_limit: Annotated[float, typer.Option(help="Seconds that one call may take.")] = TIME_LIMIT,
+) -> None:
+    """Check somebody's implementation against the specification.
+
+    This runs the subject's code, with your rights: check what you would run. It runs in a process of its own, which
+    guards against hangs and crashes, not against malice.
+
+    Exit code 0: all passed (or failed as expected); 1: something failed; 2: could not run.
+    """
+    from rich.console import Console
+
+    from spec_tests.kit.report import show, write_json
+
+    with one_line_errors():
+        if thorough and max_examples is not None:
+            raise CannotRun("choose --thorough or --max-examples, not both")
+        if json_file is not None and not json_file.resolve().parent.is_dir():
+            raise CannotRun(f"{json_file}: its folder does not exist")
+        examples = THOROUGH if thorough else max_examples
+        with _progress() as progress:
+            report = check(
+                subject,
+                component,
+                properties=properties or (),
+                max_examples=examples,
+                seed=seed,
+                time_limit=time_limit,
+                progress=progress,
+            )
+        if json_file is not None:
+            try:
+                write_json(report, json_file)
+            except OSError as problem:
+                raise CannotRun(f"{json_file}: {problem.strerror}") from problem
+        show(report, Console(highlight=False))
+    raise typer.Exit(report.exit_code)
+
+
+class _progress:  # noqa: N801 (reads as `with _progress()`)
+    """Show which property is being checked, on a terminal only."""
+
+    def __enter__(self) -> "_progress":
+        from rich.console import Console
+
+        console = Console(stderr=True)
+        self.status = console.status("importing the subject") if console.is_terminal else None
+        if self.status:
+            self.status.start()
+        return self
+
+    def __call__(self, event: dict) -> None:
+        if self.status and event["event"] == "start":
+            self.status.update(event["id"])
+
+    def __exit__(self, *error: object) -> None:
+        if self.status:
+            self.status.stop()
+
+
+@app.command("list")
+def list_command() -> None:
+    """List the components of the specification."""
+    from reference.components import COMPONENTS
+    from spec_tests.kit.describe import first_sentence, properties
+
+    width = max(map(len, COMPONENTS))
+    for name, about in COMPONENTS.items():
+        print(f"{name:<{width}}  {about.stem:<10}  {len(properties(name)):>3} properties  {first_sentence(name)}")
+
+
+@app.command("explain")
+def explain_command(component: Annotated[str, typer.Argument(help="The name of a component.")]) -> None:
+    """Explain a component: its formula, shapes, options, properties and source."""
+    from spec_tests.kit.describe import explanation
+    from spec_tests.kit.runner import known_components
+
+    with one_line_errors():
+        known_components([component])
+    print(explanation(component))
+
+
+@app.command("new")
+def new_command(file: Annotated[Path, typer.Argument(help="The subject file to write.")]) -> None:
+    """Write a subject file to fill in."""
+    from spec_tests.kit.describe import template
+
+    with one_line_errors():
+        if file.suffix != ".py":
+            raise CannotRun(f"{file}: a subject file ends in .py")
+        try:
+            with file.open("x", encoding="utf-8") as out:
+                out.write(template())
+        except FileExistsError:
+            raise CannotRun(f"{file}: it exists; choose another name") from None
+        except OSError as problem:
+            raise CannotRun(f"{file}: {problem.strerror}") from problem
+    print(f"wrote {file}; fill in what you have, then: transformer-spec check {file}")
+
+
+app.add_typer(reference.cli.app)  # train, generate, plot
+
+
+def main() -> None:
+    """Run the command."""
+    try:
+        app()
+    except KeyboardInterrupt:
+        sys.exit(130)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,309 @@
+"""What is true of one layer: two branches that add to a stream, with a norm before or after each."""
+
+from dataclasses import replace
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from reference.config import LayerNorm
+from reference.parameters import block_shapes, leaves
+from spec_tests.judge import close, equal, holds, raises
+from spec_tests.spec import states
+from spec_tests.strategies import (
+    GENERATORS,
+    axes,
+    changed,
+    configs,
+    keep_masks,
+    keep_shapes,
+    normal_tree,
+    numbers,
+    trees,
+)
+
+PLACEMENT = st.sampled_from(("pre", "post"))
+WRITERS = ("w_o", "b_o", "w_2", "b_2")
+"""The parameters by which the branches write into the stream."""
+
+
+@st.composite
+def shapes_of_blocks(draw, *, least_seq=1, batch=None, **fields):
+    """Draw the shape of a stream and a block's config; `fields` are values or strategies."""
+    drawn = {name: draw(v) if isinstance(v, st.SearchStrategy) else v for name, v in fields.items()}
+    config, sizes = draw(configs(**drawn)), draw(axes())
+    return (*(sizes["batch"] if batch is None else batch), max(sizes["seq"], least_seq), config.d_model), config
+
+
+@st.composite
+def blocks(draw, *, scales=(0.1, 0.25, 0.5), **options):
+    """Draw a stream, the parameters of a block and its config."""
+    shape, config = draw(shapes_of_blocks(**options))
+    return draw(numbers(shape)), draw(trees(block_shapes(config), scales=scales)), config
+
+
+@st.composite
+def generic(draw, **options):
+    """Draw a block in general position; with two heads, so that d_model is at least 4."""
+    shape, config = draw(shapes_of_blocks(**{"least_seq": 3, "n_heads": 2, **options}))
+    generator = draw(GENERATORS)
+    return generator.standard_normal(shape), normal_tree(generator, block_shapes(config)), config
+
+
+def silenced(params, *names):
+    """Give the parameters with those of these names 0."""
+    return changed(params, lambda path, leaf: leaf * (path.split(".")[-1] not in names))
+
+
+def scaled(params, factors):
+    """Give the parameters with those named in `factors` multiplied."""
+    return changed(params, lambda path, leaf: leaf * factors.get(path.split(".")[-1], 1.0))
+
+
+def standard_norm(x, gamma, beta, eps):
+    """Normalise the last axis as the formula says."""
+    variance = x.var(axis=-1, keepdims=True)
+    return (x - x.mean(axis=-1, keepdims=True)) / np.sqrt(variance + eps) * gamma + beta
+
+
+def rounding(subject, y):
+    """Bound what the order of summation does to a block in general position."""
+    return 2**12 * subject.eps * (1 + np.abs(y).max(initial=0))
+
+
+def differ(subject, y, other, what):
+    """Check that two results in general position differ by more than rounding could make them.
+
+    A real difference is of the order of 0.1; that one falls below the bound by chance is less likely than 1e-6.
+    """
+    holds(np.abs(y - other).max() > rounding(subject, y), what, got=y, should="another result")
+
+
+@states("transformer_block")
+@given(drawn=blocks(attention_bias=True))
+def test_silent_branches_make_a_pre_norm_block_the_identity(subject, drawn):
+    """With output projections and biases of 0 a pre-norm block returns its input to the last bit."""
+    x, params, config = drawn
+    equal(subject.transformer_block(x, silenced(params, *WRITERS), config), x.astype(subject.dtype))
+
+
+@states("transformer_block")
+@given(drawn=generic(attention_bias=True, norm_placement="post"))
+def test_silent_branches_leave_a_post_norm_block_its_two_norms(subject, drawn):
+    """With output projections and biases of 0 a post-norm block is norm_2(norm_1(x))."""
+    x, params, config = drawn
+    should = standard_norm(x, **params["norm_1"], eps=config.norm.eps)
+    should = standard_norm(should, **params["norm_2"], eps=config.norm.eps)
+    got = subject.transformer_block(x, silenced(params, *WRITERS), config)
+    close(got, should, within=rounding(subject, should))
+
+
+@states("transformer_block")
+@given(
+    drawn=blocks(causal=True, least_seq=2, norm_placement=PLACEMENT, scales=(10.0,)),
+    data=st.data(),
+)
+def test_a_causal_block_does_not_see_later_tokens(subject, drawn, data):
+    """In a causal block a later token leaves earlier outputs unchanged, at weights of large scale too."""
+    x, params, config = drawn
+    first = data.draw(st.integers(1, x.shape[-2] - 1))
+    other = x.copy()
+    other[..., first:, :] = data.draw(numbers(other[..., first:, :].shape))
+    y = subject.transformer_block(x, params, config)[..., :first, :]
+    got = subject.transformer_block(other, params, config)[..., :first, :]
+    close(got, y, within=64 * subject.eps * np.abs(y).max())
+
+
+@states("transformer_block")
+@given(drawn=generic(causal=False, norm_placement=PLACEMENT))
+def test_without_a_causal_mask_later_tokens_are_seen(subject, drawn):
+    """In a block that is not causal the last token changes what comes out at the first."""
+    x, params, config = drawn
+    other = x.copy()
+    other[..., -1, :] *= -1
+    y = subject.transformer_block(x, params, config)[..., 0, :]
+    got = subject.transformer_block(other, params, config)[..., 0, :]
+    differ(subject, y, got, "the last token has no influence on the first")
+
+
+@states("transformer_block")
+@given(drawn=blocks(least_seq=2, norm_placement=PLACEMENT), data=st.data())
+def test_a_masked_token_has_no_influence(subject, drawn, data):
+    """A token that `mask` hides from all others can change without their outputs changing."""
+    x, params, config = drawn
+    seq = x.shape[-2]
+    hidden = data.draw(st.integers(0, seq - 1))
+    others = np.arange(seq) != hidden
+    mask = others[None, :] | ~others[:, None]
+    changed_x = x.copy()
+    changed_x[..., hidden, :] = data.draw(numbers(changed_x[..., hidden, :].shape))
+    y = subject.transformer_block(x, params, config, mask=mask)[..., others, :]
+    got = subject.transformer_block(changed_x, params, config, mask=mask)[..., others, :]
+    close(got, y, within=64 * subject.eps * np.abs(y).max())
+
+
+@states("transformer_block")
+@given(drawn=generic(norm_placement=PLACEMENT), data=st.data())
+def test_permuting_tokens_permutes_the_output(subject, drawn, data):
+    """A block knows no positions: permuted tokens give the permuted output."""
+    x, params, config = drawn
+    order = data.draw(st.permutations(range(x.shape[-2])))
+    y = subject.transformer_block(x, params, config)
+    got = subject.transformer_block(x[..., order, :], params, config)
+    close(got, y[..., order, :], within=rounding(subject, y))
+
+
+@states("transformer_block")
+@given(drawn=generic(batch=(2,), norm_placement=PLACEMENT))
+def test_sequences_of_a_batch_do_not_mix(subject, drawn):
+    """What comes out for one sequence does not depend on the others in the batch."""
+    x, params, config = drawn
+    other = np.stack([x[0], -10 * x[1]])
+    y = subject.transformer_block(x, params, config)[0]
+    close(subject.transformer_block(other, params, config)[0], y, within=64 * subject.eps * np.abs(y).max())
+
+
+@states("transformer_block")
+@given(drawn=generic(), shift=st.sampled_from((-8.0, 8.0)))
+def test_a_constant_added_to_the_stream_passes_a_pre_norm_block(subject, drawn, shift):
+    """A pre-norm branch reads the normed stream only: the same number added to all channels just passes by."""
+    x, params, config = drawn
+    y = subject.transformer_block(x, params, config)
+    close(subject.transformer_block(x + shift, params, config), y + shift, within=rounding(subject, y + shift))
+
+
+@states("transformer_block")
+@settings(max_examples=5)
+@given(drawn=generic(attention_bias=True, norm_placement=PLACEMENT))
+def test_every_parameter_matters(subject, drawn):
+    """The negative of any parameter gives another output, but for b_k, which moves all scores of a query alike."""
+    x, params, config = drawn
+    y = subject.transformer_block(x, params, config)
+    for path, _ in leaves(params):
+        other = changed(params, lambda at, leaf, path=path: -leaf if at == path else leaf)
+        got = subject.transformer_block(x, other, config)
+        if path == "attention.b_k":
+            close(got, y, within=rounding(subject, y))
+        else:
+            differ(subject, y, got, f"{path} has no influence")
+
+
+@states("transformer_block")
+@given(drawn=generic(norm_placement=PLACEMENT))
+def test_the_number_of_heads_matters(subject, drawn):
+    """The same weights cut into two heads do another thing than as one."""
+    x, params, config = drawn
+    y = subject.transformer_block(x, params, config)
+    got = subject.transformer_block(x, params, replace(config, n_heads=1))
+    differ(subject, y, got, "config.n_heads has no influence")
+
+
+@states("transformer_block")
+@given(drawn=generic())
+def test_the_mlp_reads_what_attention_wrote(subject, drawn):
+    """The branches act one after the other: what the MLP adds depends on what attention added before."""
+    x, params, config = drawn
+
+    def added_by_the_mlp(factor):
+        whole = scaled(params, {"w_o": factor})
+        without = silenced(whole, "w_2", "b_2")
+        return subject.transformer_block(x, whole, config) - subject.transformer_block(x, without, config)
+
+    differ(subject, added_by_the_mlp(1.0), added_by_the_mlp(-1.0), "the MLP does not read what attention wrote")
+
+
+@states("transformer_block")
+@given(drawn=generic(norm=LayerNorm(eps=0.0)), factor=st.sampled_from((0.5, 4.0)))
+def test_the_stream_itself_is_not_normed_before(subject, drawn, factor):
+    """In a pre-norm block the scale of the stream reaches no branch: only the stream itself scales."""
+    x, params, config = drawn
+    y = subject.transformer_block(x, silenced(params, "w_2", "b_2"), config)
+    got = subject.transformer_block(factor * x, silenced(params, "w_2", "b_2"), config)
+    close(got - factor * x, y - x, within=rounding(subject, y) * (1 + factor))
+
+
+# ------------------------------------------------------------------------------------------------ dropout
+
+
+def with_keep(**options):
+    """Draw a block with dropout at a rate of 1/2, which is exact, and keep-masks for its three sites."""
+    drawn = generic(dropout=0.5, attention_bias=True, **options)
+    return drawn.flatmap(lambda d: st.tuples(st.just(d), keep_masks(keep_tree(d[2], d[0].shape))))
+
+
+def keep_tree(config, shape):
+    """Give the shapes of one block's keep-masks."""
+    return keep_shapes(config, shape[:-2], shape[-2])["blocks"][0]
+
+
+def everything(keep):
+    """Give keep-masks that drop nothing."""
+    return {site: np.ones(mask.shape, bool) for site, mask in keep.items()}
+
+
+@states("transformer_block")
+@given(drawn=generic(dropout=0.5, norm_placement=PLACEMENT))
+def test_without_keep_masks_nothing_is_dropped(subject, drawn):
+    """The rate alone does nothing: without keep-masks a block is the one that has no dropout."""
+    x, params, config = drawn
+    y = subject.transformer_block(x, params, replace(config, dropout=0.0))
+    equal(subject.transformer_block(x, params, config), y)
+
+
+@states("transformer_block")
+@given(drawn=with_keep(norm_placement=PLACEMENT))
+def test_keeping_everything_scales_each_branch_once_a_site(subject, drawn):
+    """Masks that drop nothing scale by 1 / (1 - rate): attention's output once, and the MLP's weights twice."""
+    (x, params, config), keep = drawn
+    factors = {"w_o": 2.0, "b_o": 2.0, "w_2": 4.0, "b_2": 2.0}
+    y = subject.transformer_block(x, scaled(params, factors), replace(config, dropout=0.0))
+    got = subject.transformer_block(x, params, config, keep=everything(keep))
+    close(got, y, within=rounding(subject, y))
+
+
+@states("transformer_block")
+@given(drawn=with_keep())
+def test_dropout_acts_on_the_output_of_attention(subject, drawn):
+    """What attention adds to the stream is dropped number by number where keep.attention is False."""
+    (x, params, config), keep = drawn
+    params = silenced(params, "w_2", "b_2")
+    added = subject.transformer_block(x, params, replace(config, dropout=0.0)) - x
+    got = subject.transformer_block(x, params, config, keep={**everything(keep), "attention": keep["attention"]})
+    close(got - x, 2 * keep["attention"] * added, within=rounding(subject, got))
+
+
+@states("transformer_block")
+@given(drawn=with_keep())
+def test_dropout_acts_on_the_output_of_the_mlp(subject, drawn):
+    """What the MLP adds to the stream, its bias too, is dropped number by number where keep.mlp is False."""
+    (x, params, config), keep = drawn
+    params = silenced(params, "w_o", "b_o", "w_2")
+    got = subject.transformer_block(x, params, config, keep={**everything(keep), "mlp": keep["mlp"]})
+    close(got - x, 2 * keep["mlp"] * params["mlp"]["b_2"], within=rounding(subject, got))
+
+
+@states("transformer_block")
+@given(drawn=with_keep())
+def test_dropout_acts_on_the_hidden_values(subject, drawn):
+    """A hidden value that keep.mlp_hidden drops for all tokens is as one that w_2 does not read."""
+    (x, params, config), keep = drawn
+    unit = keep["mlp_hidden"].reshape(-1, config.d_ff)[0]
+    hidden = np.broadcast_to(unit, keep["mlp_hidden"].shape).copy()
+    blind = changed(params, lambda path, leaf: leaf * unit[:, None] if path == "mlp.w_2" else leaf)
+    y = subject.transformer_block(x, blind, config, keep=everything(keep))
+    got = subject.transformer_block(x, params, config, keep={**everything(keep), "mlp_hidden": hidden})
+    close(got, y, within=rounding(subject, y))
+
+
+# ------------------------------------------------------------------------------------------------- errors
+
+
+@states("transformer_block")
+@given(drawn=blocks(attention_bias=True), data=st.data())
+def test_a_missing_parameter_is_refused(subject, drawn, data):
+    """Parameters that lack one which the config asks for are refused, by its path."""
+    x, params, config = drawn
+    group, name = data.draw(st.sampled_from([path for path, _ in leaves(params)])).split(".")
+    lacking = {**params, group: {key: leaf for key, leaf in params[group].items() if key != name}}
+    with raises(subject, ValueError, f"{group}.{name}"):
+        subject.transformer_block(x, lacking, config)
