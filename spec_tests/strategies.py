@@ -124,12 +124,17 @@ Hypothesis likes to draw the same seed twice.
 """
 
 
-def normal_tree(generator: np.random.Generator, shapes: Tree, *, scale: float = 0.3) -> Tree:
-    """Give a parameter tree of normal numbers."""
-    return map_tree(lambda shape: scale * generator.standard_normal(shape), shapes)
+def normal_tree(generator: np.random.Generator, shapes: Tree, *, scale: float = 0.5) -> Tree:
+    """Give a parameter tree of normal numbers; gains are their exponentials, about 1, so that no norm mutes its input."""
+
+    def draw(path: str, shape: tuple[int, ...]) -> np.ndarray:
+        drawn = scale * generator.standard_normal(shape)
+        return np.exp(drawn) if path.endswith("gamma") else drawn
+
+    return changed(shapes, draw)
 
 
-def changed(tree: Tree, change: Callable[[str, np.ndarray], np.ndarray]) -> Tree:
+def changed(tree: Tree, change: Callable[[str, Any], np.ndarray]) -> Tree:
     """Give the tree with `change(path, leaf)` in the place of each leaf."""
     paths = iter([path for path, _ in leaves(tree)])
     return map_tree(lambda leaf: change(next(paths), leaf), tree)

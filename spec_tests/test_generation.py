@@ -14,7 +14,7 @@ from reference.torch import Transformer, load_params, next_token_distribution, s
 from reference.torch.generation import generate
 
 SEEDS = st.integers(0, 2**32 - 1)
-FEW = settings(deadline=None, max_examples=10)
+FEW = settings(deadline=None, max_examples=6)
 
 
 @st.composite
@@ -75,8 +75,8 @@ def test_the_same_seed_gives_the_same_text(model: Transformer, prompt: list[int]
 @FEW
 @given(model=models(), prompt=PROMPTS, seed=SEEDS)
 def test_another_seed_gives_another_text(model: Transformer, prompt: list[int], seed: int) -> None:
-    """Forty tokens at a high temperature differ between two seeds: all alike they would be once in 10^30 times."""
-    texts = [list(generate(model, prompt, max_new_tokens=40, temperature=20.0, seed=s)) for s in (seed, seed + 1)]
+    """Twenty tokens at a high temperature differ between two seeds: all alike they would be once in 10^15 times."""
+    texts = [list(generate(model, prompt, max_new_tokens=20, temperature=20.0, seed=s)) for s in (seed, seed + 1)]
     assert texts[0] != texts[1]
 
 

@@ -137,9 +137,7 @@ def test_a_longer_table_only_adds_rows(subject, seq, d_model, longer):
     """A position's row does not depend on how long the table is."""
     table = subject.sinusoidal_positions(seq, d_model)
     within = _rounding(subject, table, largest_angle=seq)
-    close(
-        subject.sinusoidal_positions(seq + longer, d_model)[:seq], table, within=within, what="the first rows"
-    )
+    close(subject.sinusoidal_positions(seq + longer, d_model)[:seq], table, within=within, what="the first rows")
 
 
 @states("sinusoidal_positions")
@@ -157,9 +155,7 @@ def test_dtype_sets_the_dtype_of_the_table(subject, seq, d_model):
     """A table asked for in float32 is float32, and is the same table up to rounding."""
     table = subject.sinusoidal_positions(seq, d_model, dtype=np.float32)
     holds(table.dtype == np.float32, "the table has another dtype", got=str(table.dtype), should="float32")
-    close(
-        table, subject.sinusoidal_positions(seq, d_model), within=_rounding(subject, table, largest_angle=seq)
-    )
+    close(table, subject.sinusoidal_positions(seq, d_model), within=_rounding(subject, table, largest_angle=seq))
 
 
 @states("sinusoidal_positions")

@@ -1,6 +1,7 @@
 """The whole model: ids -> vectors -> positions -> blocks -> scores of the next token."""
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -84,15 +85,18 @@ def transformer(
 
 
 def parameter_count(config: ModelConfig) -> int:
-    r"""Count the numbers that a model of this config learns: those of a model that is built without any storage.
+    r"""Count the numbers that a model of this config learns, by building its parts without any storage.
 
     $$ \sum_{p} \prod_{i} size_i(p) $$
 
-    over its parameters p and their axes i; a shared table counts once.
+    over the parameters p, and their axes i, of a model without blocks and of n_layers blocks; a shared table counts
+    once.
 
     Source: counted from Vaswani et al. 2017, section 3.
     """
-    return sum(parameter.numel() for parameter in Transformer(config, device="meta").parameters())
+    parts = Transformer(replace(config, n_layers=0), device="meta"), TransformerBlock(config, device="meta")
+    around, block = (sum(parameter.numel() for parameter in part.parameters()) for part in parts)
+    return around + config.n_layers * block
 
 
 def _check_length(ids: Tensor, config: ModelConfig) -> None:

@@ -60,7 +60,7 @@ def add_positions(
     Source: Vaswani et al. 2017, section 3.5; Gehring et al. 2017, section 3.1 (learned tables).
     """
     check_input("add_positions", "x", x, "seq d_model")
-    check_input("add_positions", "table", table, "max_len d_model")
+    check_input("add_positions", "table", table, "d_model")
     seq, max_len = x.shape[-2], table.shape[0]
     check_parts("add_positions", x, table=(table, (max_len, x.shape[-1])))
     if offset < 0:

@@ -111,6 +111,8 @@ def _kind(hint: Any) -> str:
     arrays = [f"{_number(a)} [{a.dim_str.replace('#', '')}]" for a in array_annotations(hint)]
     if getattr(hint, "__origin__", None) is tuple:
         return "(" + ", ".join(_kind(part) for part in hint.__args__) + ")"
+    if "dtype" in str(hint) and not arrays:
+        return "dtype or None"
     if not arrays:
         return getattr(hint, "__name__", str(hint)).replace("typing.", "")
     return " or ".join([*arrays, *(["None"] if type(None) in getattr(hint, "__args__", ()) else [])])

@@ -1,0 +1,1098 @@
+"""Wrong attention."""
+
+import math
+
+import numpy as np
+
+from reference.numpy import (
+    attention_weights,
+    causal_mask,
+    multi_head_attention,
+    scaled_dot_product_attention,
+    self_attention,
+    softmax,
+)
+from spec_tests.meta.faults import Fault
+
+
+def _fault(component, name, function, *fails):
+    return Fault(f"{component} {name}", {component: function}, tuple(f"{component}.{fail}" for fail in fails))
+
+
+# ------------------------------------------------------------------------------------------------------------- softmax
+
+
+def _quietly(function):
+    """Let NumPy compute infinities and NaN without a word, as other libraries do."""
+
+    def quiet(*args, **options):
+        with np.errstate(all="ignore"):
+            return function(*args, **options)
+
+    return quiet
+
+
+@_quietly
+def _no_maximum_subtracted(scores, *, axis=-1):
+    e = np.exp(scores)
+    return e / e.sum(axis=axis, keepdims=True)
+
+
+@_quietly
+def _rows_of_minus_infinity_are_nan(scores, *, axis=-1):
+    e = np.exp(scores - scores.max(axis=axis, keepdims=True))
+    return e / e.sum(axis=axis, keepdims=True)
+
+
+def _finite_minus_infinity(scores, *, axis=-1):
+    return softmax(np.maximum(scores, -1e4), axis=axis)
+
+
+def _over_the_first_axis(scores, *, axis=-1):
+    return softmax(scores, axis=0)
+
+
+def _over_the_last_axis(scores, *, axis=-1):
+    return softmax(scores)
+
+
+def _over_all_axes(scores, *, axis=-1):
+    return softmax(scores.reshape(-1)).reshape(scores.shape)
+
+
+def _in_powers_of_2(scores, *, axis=-1):
+    return softmax(scores * math.log(2), axis=axis)
+
+
+def _epsilon_in_the_sum(scores, *, axis=-1):
+    return softmax(scores, axis=axis) / (1 + 1e-8)
+
+
+def _softmax_of_ranks(scores, *, axis=-1):
+    return softmax(scores + 0.1 * np.arange(scores.shape[-1]), axis=axis)
+
+
+def _logarithm(scores, *, axis=-1):
+    return np.log(np.maximum(softmax(scores, axis=axis), 1e-300))
+
+
+def _nan_counts_as_minus_infinity(scores, *, axis=-1):
+    return softmax(np.where(np.isnan(scores), -np.inf, scores), axis=axis)
+
+
+@_quietly
+def _nan_spreads(scores, *, axis=-1):
+    return softmax(scores, axis=axis) + 0 * np.where(np.isfinite(scores), 0, scores).sum(where=np.isnan(scores))
+
+
+def _needs_a_score(scores, *, axis=-1):
+    return softmax(scores - scores.max(axis=axis, keepdims=True), axis=axis)  # of no scores: ValueError
+
+
+SOFTMAX = [
+    _fault(
+        "softmax",
+        "subtracts no maximum",
+        _no_maximum_subtracted,
+        "shifting_a_row_changes_nothing",
+        "huge_scores_put_all_weight_on_the_largest",
+        "equal_scores_share_equally",
+    ),
+    _fault(
+        "softmax",
+        "gives NaN for a row of -inf",
+        _rows_of_minus_infinity_are_nan,
+        "a_row_of_minus_infinity_gives_zeros",
+        "an_empty_row_gives_an_empty_row",
+    ),
+    _fault(
+        "softmax",
+        "takes -inf for a finite number",
+        _finite_minus_infinity,
+        "a_row_of_minus_infinity_gives_zeros",
+        "huge_scores_put_all_weight_on_the_largest",
+    ),
+    _fault("softmax", "runs over the first axis", _over_the_first_axis, "rows_sum_to_1", "each_row_stands_for_itself"),
+    _fault(
+        "softmax",
+        "ignores axis",
+        _over_the_last_axis,
+        "another_axis_can_be_the_row",
+        "an_axis_that_is_not_there_raises",
+    ),
+    _fault(
+        "softmax",
+        "runs over all axes",
+        _over_all_axes,
+        "rows_sum_to_1",
+        "equal_scores_share_equally",
+        "each_row_stands_for_itself",
+        "nan_spoils_its_own_row_only",
+    ),
+    _fault(
+        "softmax",
+        "takes powers of 2",
+        _in_powers_of_2,
+        "the_ratio_of_two_weights_is_the_exponential_of_the_difference_of_their_scores",
+    ),
+    _fault(
+        "softmax",
+        "adds an epsilon to the sum",
+        _epsilon_in_the_sum,
+        "rows_sum_to_1",
+        "a_score_of_minus_infinity_has_weight_0",
+    ),
+    _fault("softmax", "prefers later places", _softmax_of_ranks, "permuting_scores_permutes_weights"),
+    _fault(
+        "softmax", "gives logarithms", _logarithm, "weights_are_not_negative", "a_score_of_minus_infinity_has_weight_0"
+    ),
+    _fault("softmax", "takes NaN for -inf", _nan_counts_as_minus_infinity, "nan_spoils_its_own_row_only"),
+    _fault("softmax", "spreads NaN", _nan_spreads, "nan_spoils_its_own_row_only"),
+    _fault("softmax", "needs a score", _needs_a_score, "an_empty_row_gives_an_empty_row"),
+]
+
+# -------------------------------------------------------------------------------------------------------- causal_mask
+
+
+def _top_left(q_seq, k_seq=None):
+    return np.tril(np.ones((q_seq, q_seq if k_seq is None else k_seq), bool))
+
+
+def _without_itself(q_seq, k_seq=None):
+    k_seq = q_seq if k_seq is None else k_seq
+    return np.tril(np.ones((q_seq, k_seq), bool), k_seq - q_seq - 1)
+
+
+def _true_means_hidden(q_seq, k_seq=None):
+    return ~causal_mask(q_seq, k_seq)
+
+
+def _sees_the_first_key_at_least(q_seq, k_seq=None):
+    allowed = causal_mask(q_seq, k_seq)
+    allowed[:, :1] = True
+    return allowed
+
+
+def _lengths_clamped(q_seq, k_seq=None):
+    return causal_mask(max(q_seq, 0), None if k_seq is None else max(k_seq, 0))
+
+
+def _one_key_at_least(q_seq, k_seq=None):
+    return causal_mask(max(q_seq, 1), None if k_seq is None else max(k_seq, 1))
+
+
+CAUSAL_MASK = [
+    _fault(
+        "causal_mask",
+        "is aligned to the first key",
+        _top_left,
+        "fewer_queries_than_keys_are_the_last_ones",
+        "queries_before_the_first_key_see_none",
+    ),
+    _fault("causal_mask", "excludes the token itself", _without_itself, "a_query_sees_the_keys_up_to_its_own_place"),
+    _fault(
+        "causal_mask",
+        "says True for hidden",
+        _true_means_hidden,
+        "a_query_sees_the_keys_up_to_its_own_place",
+        "fewer_queries_than_keys_are_the_last_ones",
+    ),
+    _fault(
+        "causal_mask",
+        "always shows the first key",
+        _sees_the_first_key_at_least,
+        "queries_before_the_first_key_see_none",
+    ),
+    _fault("causal_mask", "clamps lengths", _lengths_clamped, "a_length_below_0_raises"),
+    _fault("causal_mask", "has a key at least", _one_key_at_least, "a_mask_without_queries_or_keys_is_empty"),
+]
+
+# ----------------------------------------------------------------------------------- attention, one step at a time
+
+
+def _plain_scores(q, k, scale):
+    return (q @ k.swapaxes(-1, -2)) * (1 / math.sqrt(q.shape[-1]) if scale is None else scale)
+
+
+def _plain_mask(scores, mask, causal):
+    allowed = np.ones(scores.shape, bool) if mask is None else np.broadcast_to(mask, scores.shape)
+    allowed = allowed & causal_mask(*scores.shape[-2:]) if causal else allowed
+    return np.where(allowed, scores, -np.inf)
+
+
+def _weights(*, scores=_plain_scores, masked=_plain_mask, normalised=softmax):
+    """Make attention weights of three steps, one of which is wrong."""
+
+    @_quietly
+    def weights(q, k, *, mask=None, bias=None, causal=False, scale=None):
+        s = scores(q, k, scale)
+        s = s if bias is None else s + bias
+        return normalised(masked(s, mask, causal))
+
+    return weights
+
+
+def _attention(weights):
+    """Make attention of its weights."""
+
+    @_quietly
+    def attention(q, k, v, *, mask=None, bias=None, causal=False, scale=None):
+        return weights(q, k, mask=mask, bias=bias, causal=causal, scale=scale) @ v
+
+    return attention
+
+
+def _unscaled(q, k, scale):
+    return _plain_scores(q, k, 1.0 if scale is None else scale)
+
+
+def _scale_inverted(q, k, scale):
+    return _plain_scores(q, k, math.sqrt(q.shape[-1]) if scale is None else 1 / scale)
+
+
+def _scale_twice(q, k, scale):
+    return _plain_scores(q, k, 1 / q.shape[-1] if scale is None else scale**2)
+
+
+def _scale_ignored(q, k, scale):
+    return _plain_scores(q, k, None)
+
+
+def _keys_of_the_first_sequence(q, k, scale):
+    return _plain_scores(q, np.broadcast_to(k[:1], k.shape) if k.ndim > 2 else k, scale)
+
+
+def _distance(q, k, scale):
+    return -((q[..., :, None, :] - k[..., None, :, :]) ** 2).sum(axis=-1) / 2 / math.sqrt(q.shape[-1])
+
+
+def _biased_by_place(q, k, scale):
+    return _plain_scores(q, k, scale) - 0.1 * np.arange(k.shape[-2])
+
+
+def _key_norm(q, k, scale):
+    return _plain_scores(q, k / (1 + np.linalg.norm(k, axis=-1, keepdims=True)), scale)
+
+
+def _scores_capped(q, k, scale):
+    return 50 * np.tanh(_plain_scores(q, k, scale) / 50)
+
+
+def _nan_hidden(q, k, scale):
+    return _plain_scores(np.nan_to_num(q), k, scale)
+
+
+def _polarity_inverted(scores, mask, causal):
+    return _plain_mask(scores, None if mask is None else ~mask, causal)
+
+
+def _mask_added(scores, mask, causal):
+    return _plain_mask(scores if mask is None else scores + mask, None, causal)
+
+
+def _mask_discarded(scores, mask, causal):
+    return _plain_mask(scores, None, causal)
+
+
+def _finite_fill(scores, mask, causal):
+    return np.maximum(_plain_mask(scores, mask, causal), -1e4)
+
+
+def _mask_replaces_causal(scores, mask, causal):
+    return _plain_mask(scores, mask, causal and mask is None)
+
+
+def _causal_replaces_mask(scores, mask, causal):
+    return _plain_mask(scores, None if causal else mask, causal)
+
+
+def _mask_or_causal(scores, mask, causal):
+    allowed = np.zeros(scores.shape, bool) if mask is None else np.broadcast_to(mask, scores.shape)
+    allowed = allowed | causal_mask(*scores.shape[-2:]) if causal else allowed
+    return np.where(allowed, scores, -np.inf) if causal or mask is not None else scores
+
+
+def _aligned_to_the_first_key(scores, mask, causal):
+    scores = _plain_mask(scores, mask, causal=False)
+    return np.where(np.tril(np.ones(scores.shape[-2:], bool)), scores, -np.inf) if causal else scores
+
+
+def _causal_without_itself(scores, mask, causal):
+    scores = _plain_mask(scores, mask, causal)
+    q_seq, k_seq = scores.shape[-2:]
+    return np.where(np.eye(q_seq, k_seq, k_seq - q_seq, dtype=bool), -np.inf, scores) if causal else scores
+
+
+def _causal_dropped(scores, mask, causal):
+    return _plain_mask(scores, mask, causal=False)
+
+
+def _mask_of_the_first_sequence(scores, mask, causal):
+    return _plain_mask(scores, mask if mask is None or mask.ndim < 3 else mask[:1], causal)
+
+
+def _mask_must_be_whole(scores, mask, causal):
+    if mask is not None and mask.shape != scores.shape:
+        raise ValueError("the mask must have the shape of the scores")
+    return _plain_mask(scores, mask, causal)
+
+
+@_quietly
+def _nan_for_nothing(scores):
+    return _rows_of_minus_infinity_are_nan(scores)
+
+
+@_quietly
+def _equal_for_nothing(scores):
+    nothing = (scores == -np.inf).all(axis=-1, keepdims=True)
+    return softmax(np.where(nothing, 0.0, scores))
+
+
+def _over_queries(scores):
+    return softmax(scores, axis=-2)
+
+
+def _scaled_after(scores):
+    return softmax(scores) / math.sqrt(2)
+
+
+def _signed(scores):
+    return 2 * softmax(scores) - softmax(-scores)
+
+
+@_quietly
+def _unshifted(scores):
+    return _no_maximum_subtracted(scores)
+
+
+def _batch_enlarged(q, k, *, mask=None, bias=None, causal=False, scale=None):
+    scores = _plain_mask(_plain_scores(q, k, scale), None, causal)
+    return softmax(scores if mask is None else np.where(mask, scores, -np.inf))
+
+
+def _bias_scaled(q, k, *, mask=None, bias=None, causal=False, scale=None):
+    bias = None if bias is None else np.where(np.isfinite(bias), bias / math.sqrt(2), bias)
+    return attention_weights(q, k, mask=mask, bias=bias, causal=causal, scale=scale)
+
+
+def _bias_ignored(q, k, *, mask=None, bias=None, causal=False, scale=None):
+    return attention_weights(q, k, mask=mask, causal=causal, scale=scale)
+
+
+def _bias_multiplies(q, k, *, mask=None, bias=None, causal=False, scale=None):
+    weights = attention_weights(q, k, mask=mask, causal=causal, scale=scale)
+    return weights if bias is None else weights * np.exp(np.maximum(bias, -700.0))
+
+
+def _needs_a_key(q, k, *, mask=None, bias=None, causal=False, scale=None):
+    weights = _weights()(q, k, mask=mask, bias=bias, causal=causal, scale=scale)
+    return weights - 0 * weights.max(axis=-1, keepdims=True)  # of no keys: ValueError
+
+
+def _masked_after_the_softmax(q, k, *, mask=None, bias=None, causal=False, scale=None):
+    weights = attention_weights(q, k, bias=bias, causal=causal, scale=scale)
+    if mask is None:
+        return weights
+    kept = weights * mask
+    return kept / np.maximum(kept.sum(axis=-1, keepdims=True), 1e-300)
+
+
+def _never_divided_again(q, k, *, mask=None, bias=None, causal=False, scale=None):
+    weights = attention_weights(q, k, bias=bias, causal=causal, scale=scale)
+    return weights if mask is None else weights * mask
+
+
+# Each wrong step, and what it breaks in the weights and in attention alike: (name, weights, fails, fails).
+STEPS = [
+    (
+        "is not scaled",
+        _weights(scores=_unscaled),
+        ("a_key_weighs_the_exponential_of_its_scaled_dot_product", "doubling_d_k_scales_the_scores_by_root_2"),
+        ("repeated_queries_and_keys_score_root_2_times_as_much",),
+    ),
+    (
+        "is scaled by the root of d_k instead of its inverse",
+        _weights(scores=_scale_inverted),
+        ("a_key_weighs_the_exponential_of_its_scaled_dot_product", "doubling_d_k_scales_the_scores_by_root_2"),
+        ("repeated_queries_and_keys_score_root_2_times_as_much",),
+    ),
+    (
+        "is scaled twice",
+        _weights(scores=_scale_twice),
+        (
+            "a_key_weighs_the_exponential_of_its_scaled_dot_product",
+            "doubling_d_k_scales_the_scores_by_root_2",
+            "scale_takes_the_place_of_the_root_of_d_k",
+        ),
+        ("repeated_queries_and_keys_score_root_2_times_as_much", "options_mean_what_they_mean_for_the_weights"),
+    ),
+    (
+        "ignores scale",
+        _weights(scores=_scale_ignored),
+        ("scale_takes_the_place_of_the_root_of_d_k",),
+        ("options_mean_what_they_mean_for_the_weights",),
+    ),
+    (
+        "asks the first sequence's keys",
+        _weights(scores=_keys_of_the_first_sequence),
+        ("sequences_of_a_batch_do_not_mix",),
+        ("a_sequence_gets_the_same_answers_alone", "the_output_is_the_weighted_mean_of_the_values"),
+    ),
+    (
+        "measures distances",
+        _weights(scores=_distance),
+        ("moving_all_keys_alike_changes_nothing", "a_query_of_zeros_attends_equally_to_every_key"),
+        (
+            "one_vector_added_to_every_key_changes_no_output",
+            "a_query_of_zeros_gets_the_mean_of_the_values_it_may_see",
+        ),
+    ),
+    (
+        "prefers earlier keys",
+        _weights(scores=_biased_by_place),
+        (
+            "permuting_keys_permutes_weights",
+            "a_query_of_zeros_attends_equally_to_every_key",
+            "a_masked_key_might_as_well_be_absent",
+        ),
+        (
+            "shuffling_keys_with_their_values_changes_nothing",
+            "a_query_of_zeros_gets_the_mean_of_the_values_it_may_see",
+        ),
+    ),
+    (
+        "shortens long keys",
+        _weights(scores=_key_norm),
+        ("moving_all_keys_alike_changes_nothing",),
+        ("one_vector_added_to_every_key_changes_no_output",),
+    ),
+    (
+        "caps its scores",
+        _weights(scores=_scores_capped),
+        (
+            "large_scores_leave_nothing_to_any_but_the_best_key",
+            "a_key_weighs_the_exponential_of_its_scaled_dot_product",
+        ),
+        ("one_vector_added_to_every_key_changes_no_output",),
+    ),
+    ("hides NaN", _weights(scores=_nan_hidden), ("nan_in_a_query_spoils_its_own_weights_only",), ()),
+    (
+        "takes True for hidden",
+        _weights(masked=_polarity_inverted),
+        (
+            "a_masked_key_has_weight_0_whatever_its_score",
+            "a_masked_key_might_as_well_be_absent",
+            "a_mask_of_true_is_no_mask",
+            "a_bias_of_minus_infinity_is_a_mask",
+        ),
+        ("a_value_reaches_exactly_the_queries_that_may_attend_to_it", "a_mask_of_nothing_but_true_changes_nothing"),
+    ),
+    (
+        "adds the mask to the scores",
+        _weights(masked=_mask_added),
+        ("a_masked_key_has_weight_0_whatever_its_score", "a_fully_masked_query_has_weights_0"),
+        (
+            "a_value_reaches_exactly_the_queries_that_may_attend_to_it",
+            "a_masked_key_has_no_influence_at_scores_of_1e5",
+            "a_query_with_nothing_to_attend_to_gets_zeros",
+        ),
+    ),
+    (
+        "forgets the mask",
+        _weights(masked=_mask_discarded),
+        ("a_masked_key_has_weight_0_whatever_its_score", "a_masked_key_may_be_nan"),
+        ("a_masked_key_has_no_influence_at_scores_of_1e5", "a_masked_key_and_its_value_may_be_nan"),
+    ),
+    (
+        "fills with a number that scores can reach",
+        _weights(masked=_finite_fill),
+        ("a_masked_key_has_weight_0_whatever_its_score", "a_fully_masked_query_has_weights_0"),
+        ("a_query_with_nothing_to_attend_to_gets_zeros", "causal_queries_before_the_first_key_get_zeros"),
+    ),
+    (
+        "lets a mask replace causal",
+        _weights(masked=_mask_replaces_causal),
+        ("mask_and_causal_both_restrict",),
+        ("options_mean_what_they_mean_for_the_weights",),
+    ),
+    (
+        "lets causal replace a mask",
+        _weights(masked=_causal_replaces_mask),
+        ("mask_and_causal_both_restrict",),
+        ("options_mean_what_they_mean_for_the_weights",),
+    ),
+    (
+        "shows what mask or causal allows",
+        _weights(masked=_mask_or_causal),
+        ("mask_and_causal_both_restrict",),
+        ("options_mean_what_they_mean_for_the_weights",),
+    ),
+    (
+        "aligns causal to the first key",
+        _weights(masked=_aligned_to_the_first_key),
+        (
+            "a_causal_query_weighs_exactly_the_keys_up_to_its_place",
+            "causal_queries_before_the_first_key_have_weights_0",
+        ),
+        (
+            "a_causal_query_sees_exactly_the_keys_up_to_its_place",
+            "causal_queries_before_the_first_key_get_zeros",
+            "the_last_queries_alone_get_the_end_of_the_causal_result",
+        ),
+    ),
+    (
+        "hides a causal query from itself",
+        _weights(masked=_causal_without_itself),
+        ("a_causal_query_weighs_exactly_the_keys_up_to_its_place",),
+        ("a_causal_query_sees_exactly_the_keys_up_to_its_place",),
+    ),
+    (
+        "forgets causal",
+        _weights(masked=_causal_dropped),
+        ("a_causal_query_weighs_exactly_the_keys_up_to_its_place",),
+        ("later_keys_and_values_leave_earlier_causal_outputs_unchanged",),
+    ),
+    (
+        "uses the first sequence's mask for all",
+        _weights(masked=_mask_of_the_first_sequence),
+        ("one_mask_serves_a_whole_batch", "a_masked_key_has_weight_0_whatever_its_score"),
+        ("a_value_reaches_exactly_the_queries_that_may_attend_to_it",),
+    ),
+    (
+        "wants a mask for each sequence",
+        _weights(masked=_mask_must_be_whole),
+        ("one_mask_serves_a_whole_batch",),
+        (),
+    ),
+    (
+        "gives NaN where there is nothing to attend to",
+        _weights(normalised=_nan_for_nothing),
+        (
+            "a_fully_masked_query_has_weights_0",
+            "causal_queries_before_the_first_key_have_weights_0",
+            "without_keys_there_are_no_weights",
+        ),
+        (
+            "a_query_with_nothing_to_attend_to_gets_zeros",
+            "a_fully_masked_query_does_not_look_at_any_value",
+            "causal_queries_before_the_first_key_get_zeros",
+            "without_keys_every_query_gets_zeros",
+        ),
+    ),
+    (
+        "spreads evenly where there is nothing to attend to",
+        _weights(normalised=_equal_for_nothing),
+        ("a_fully_masked_query_has_weights_0", "causal_queries_before_the_first_key_have_weights_0"),
+        ("a_query_with_nothing_to_attend_to_gets_zeros", "causal_queries_before_the_first_key_get_zeros"),
+    ),
+    (
+        "takes the softmax over queries",
+        _weights(normalised=_over_queries),
+        ("a_querys_weights_are_positive_and_sum_to_1", "each_query_asks_for_itself"),
+        (
+            "constant_values_come_back",
+            "outputs_stay_between_the_least_and_the_largest_value",
+            "a_query_gets_the_same_answer_alone",
+            "a_single_key_leaves_no_choice",
+        ),
+    ),
+    (
+        "scales after the softmax",
+        _weights(normalised=_scaled_after),
+        ("a_querys_weights_are_positive_and_sum_to_1",),
+        ("constant_values_come_back", "a_single_key_leaves_no_choice"),
+    ),
+    (
+        "masks after the softmax without dividing again",
+        _never_divided_again,
+        ("a_masked_key_has_weight_0_whatever_its_score", "a_bias_of_minus_infinity_is_a_mask"),
+        (
+            "a_query_of_zeros_gets_the_mean_of_the_values_it_may_see",
+            "a_masked_key_has_no_influence_at_scores_of_1e5",
+        ),
+    ),
+    (
+        "gives negative weights",
+        _weights(normalised=_signed),
+        ("a_querys_weights_are_positive_and_sum_to_1",),
+        ("outputs_stay_between_the_least_and_the_largest_value",),
+    ),
+    (
+        "subtracts no maximum",
+        _weights(normalised=_unshifted),
+        (
+            "scores_of_ten_thousand_and_more_do_not_overflow",
+            "large_scores_leave_nothing_to_any_but_the_best_key",
+            "a_bias_that_is_the_same_for_all_keys_changes_nothing",
+        ),
+        ("outputs_are_finite_at_scores_of_ten_thousand_and_more",),
+    ),
+    ("lets a mask enlarge the batch", _batch_enlarged, ("a_mask_must_not_enlarge_the_batch",), ()),
+    (
+        "scales the bias",
+        _bias_scaled,
+        ("a_bias_is_added_to_the_scaled_scores",),
+        ("options_mean_what_they_mean_for_the_weights",),
+    ),
+    (
+        "ignores the bias",
+        _bias_ignored,
+        ("a_bias_is_added_to_the_scaled_scores", "a_bias_of_minus_infinity_is_a_mask"),
+        ("options_mean_what_they_mean_for_the_weights",),
+    ),
+    (
+        "multiplies by the bias after the softmax",
+        _bias_multiplies,
+        ("a_bias_that_is_the_same_for_all_keys_changes_nothing",),
+        ("options_mean_what_they_mean_for_the_weights",),
+    ),
+    ("needs a key", _needs_a_key, ("without_keys_there_are_no_weights",), ("without_keys_every_query_gets_zeros",)),
+    (
+        "masks after the softmax",
+        _masked_after_the_softmax,
+        ("a_masked_key_may_be_nan",),
+        ("a_masked_key_has_no_influence_at_scores_of_1e5", "a_masked_key_and_its_value_may_be_nan"),
+    ),
+]
+
+WEIGHTS = [_fault("attention_weights", name, weights, *fails) for name, weights, fails, _ in STEPS]
+ATTENTION = [
+    _fault("scaled_dot_product_attention", name, _attention(weights), *fails)
+    for name, weights, _, fails in STEPS
+    if fails
+]
+
+
+def _transposed_weights(q, k, v, **options):
+    weights = attention_weights(q, k, **options)
+    return weights.swapaxes(-1, -2) @ v if q.shape[-2] == k.shape[-2] else np.flip(weights, axis=-1) @ v
+
+
+def _square_of_the_values(q, k, v, **options):
+    return scaled_dot_product_attention(q, k, v * np.abs(v), **options)
+
+
+def _zero_times_nan(q, k, v, **options):
+    with np.errstate(invalid="ignore"):
+        return attention_weights(q, k, **options) @ v
+
+
+def _values_cleaned(q, k, v, **options):
+    return scaled_dot_product_attention(q, k, np.nan_to_num(v), **options)
+
+
+ATTENTION += [
+    _fault(
+        "scaled_dot_product_attention",
+        "takes the values in another order",
+        _transposed_weights,
+        "the_output_is_the_weighted_mean_of_the_values",
+        "shuffling_keys_with_their_values_changes_nothing",
+        "later_keys_and_values_leave_earlier_causal_outputs_unchanged",
+    ),
+    _fault(
+        "scaled_dot_product_attention",
+        "squares the values",
+        _square_of_the_values,
+        "the_output_is_linear_in_the_values",
+        "constant_values_come_back",
+    ),
+    _fault(
+        "scaled_dot_product_attention",
+        "multiplies hidden NaN by 0",
+        _zero_times_nan,
+        "a_masked_key_and_its_value_may_be_nan",
+        "a_nan_value_reaches_the_queries_that_may_attend_to_it_and_no_others",
+        "a_fully_masked_query_does_not_look_at_any_value",
+    ),
+    _fault(
+        "scaled_dot_product_attention",
+        "makes 0 of NaN",
+        _values_cleaned,
+        "a_nan_value_reaches_the_queries_that_may_attend_to_it_and_no_others",
+    ),
+]
+
+# ------------------------------------------------------------------------------------------------------ self_attention
+
+
+def _keys_ask_queries(x, w_q, w_k, w_v, **options):
+    return self_attention(x, w_k, w_q, w_v, **options)
+
+
+def _one_projection_for_keys_and_queries(x, w_q, w_k, w_v, **options):
+    return self_attention(x, w_q, w_q, w_v, **options)
+
+
+def _scaled_by_d_model(x, w_q, w_k, w_v, **options):
+    return self_attention(x, w_q * math.sqrt(w_q.shape[1] / w_q.shape[0]), w_k, w_v, **options)
+
+
+def _causal_by_accident(x, w_q, w_k, w_v, *, mask=None, causal=False):
+    return self_attention(x, w_q, w_k, w_v, mask=mask, causal=True)
+
+
+def _never_causal(x, w_q, w_k, w_v, *, mask=None, causal=False):
+    return self_attention(x, w_q, w_k, w_v, mask=mask)
+
+
+def _mask_on_queries(x, w_q, w_k, w_v, *, mask=None, causal=False):
+    return self_attention(x, w_q, w_k, w_v, mask=None if mask is None else mask.swapaxes(-1, -2), causal=causal)
+
+
+def _mask_or_causal_head(x, w_q, w_k, w_v, *, mask=None, causal=False):
+    return self_attention(x, w_q, w_k, w_v, mask=mask, causal=causal and mask is None)
+
+
+def _mean_of_the_tokens(x, w_q, w_k, w_v, **options):
+    out = self_attention(x, w_q, w_k, w_v, **options)
+    return np.broadcast_to(out.mean(axis=-2, keepdims=True), out.shape)
+
+
+def _batch_of_the_first(x, w_q, w_k, w_v, **options):
+    return self_attention(np.broadcast_to(x[:1], x.shape) if x.ndim > 2 else x, w_q, w_k, w_v, **options)
+
+
+def _self_attention_of(name, function, *fails):
+    return _fault("self_attention", name, function, *fails)
+
+
+SELF_ATTENTION = [
+    _self_attention_of(
+        "exchanges queries and keys", _keys_ask_queries, "it_is_attention_between_projections_of_the_same_tokens"
+    ),
+    _self_attention_of(
+        "projects keys as queries",
+        _one_projection_for_keys_and_queries,
+        "it_is_attention_between_projections_of_the_same_tokens",
+    ),
+    _self_attention_of(
+        "is scaled by d_model", _scaled_by_d_model, "it_is_attention_between_projections_of_the_same_tokens"
+    ),
+    _self_attention_of(
+        "is causal by accident",
+        _causal_by_accident,
+        "permuting_tokens_permutes_outputs",
+        "symmetric_pooling_does_not_see_the_order",
+    ),
+    _self_attention_of(
+        "is never causal",
+        _never_causal,
+        "with_a_causal_mask_the_order_matters",
+        "a_later_token_leaves_earlier_causal_outputs_unchanged",
+        "a_mask_and_causal_both_restrict_a_token",
+    ),
+    _self_attention_of(
+        "masks queries instead of keys",
+        _mask_on_queries,
+        "a_masked_token_might_as_well_be_absent",
+        "a_token_that_may_see_nothing_gets_zeros",
+    ),
+    _self_attention_of("lets a mask replace causal", _mask_or_causal_head, "a_mask_and_causal_both_restrict_a_token"),
+    _self_attention_of(
+        "gives every token the mean of all",
+        _mean_of_the_tokens,
+        "with_positions_the_order_matters",
+        "it_is_attention_between_projections_of_the_same_tokens",
+    ),
+    _self_attention_of(
+        "attends to the first sequence of the batch", _batch_of_the_first, "a_sequence_attends_to_itself_only"
+    ),
+]
+
+# ------------------------------------------------------------------------------------------------ multi_head_attention
+
+
+def _heads(
+    *, split=None, merge=None, attend=scaled_dot_product_attention, every_head=lambda mask: mask[..., None, :, :]
+):
+    """Make multi-head attention with one wrong step."""
+
+    def heads_from(x, n_heads):
+        return x.reshape(*x.shape[:-1], n_heads, x.shape[-1] // n_heads).swapaxes(-2, -3)
+
+    def side_by_side(heads):
+        return heads.swapaxes(-2, -3).reshape(*heads.shape[:-3], heads.shape[-2], -1)
+
+    split, merge = split or heads_from, merge or side_by_side
+
+    def attention(x, w_q, w_k, w_v, w_o, *, n_heads, b_q=None, b_k=None, b_v=None, b_o=None, context=None,
+                  mask=None, causal=False):  # fmt: skip
+        context = x if context is None else context
+        q, k, v = (
+            split(y @ w + (0 if b is None else b), n_heads)
+            for y, w, b in ((x, w_q, b_q), (context, w_k, b_k), (context, w_v, b_v))
+        )
+        merged = merge(attend(q, k, v, mask=None if mask is None else every_head(mask), causal=causal))
+        return merged if w_o is None else merged @ w_o + (0 if b_o is None else b_o)
+
+    return attention
+
+
+def _split_without_transpose(x, n_heads):
+    return x.reshape(*x.shape[:-2], n_heads, x.shape[-2], x.shape[-1] // n_heads)
+
+
+def _merge_without_transpose(heads):
+    return heads.reshape(*heads.shape[:-3], heads.shape[-2], -1)
+
+
+def _columns_interleaved(x, n_heads):
+    return np.moveaxis(x.reshape(*x.shape[:-1], x.shape[-1] // n_heads, n_heads), -1, -3)
+
+
+def _all_read_head_zero(x, n_heads):
+    d = x.shape[-1] // n_heads
+    return np.stack([x[..., :d]] * n_heads, axis=-3)
+
+
+def _narrower_heads(x, n_heads):
+    d = x.shape[-1] // max(n_heads, 1)
+    return np.stack([x[..., h * d : (h + 1) * d] for h in range(max(n_heads, 1))], axis=-3)
+
+
+def _softmax_over_all_heads(q, k, v, *, mask=None, causal=False):
+    scores = _plain_mask(_plain_scores(q, k, None), mask, causal)
+    *batch, heads, q_seq, k_seq = scores.shape
+    joint = softmax(scores.swapaxes(-2, -3).reshape(*batch, q_seq, heads * k_seq))
+    return joint.reshape(*batch, q_seq, heads, k_seq).swapaxes(-2, -3) @ v
+
+
+def _first_head_masked_only(q, k, v, *, mask=None, causal=False):
+    if mask is not None:
+        mask = np.broadcast_to(mask, (*q.shape[:-1], k.shape[-2])).copy()
+        mask[..., 1:, :, :] = True
+    return scaled_dot_product_attention(q, k, v, mask=mask, causal=causal)
+
+
+def _scaled_by_the_width(q, k, v, *, mask=None, causal=False):
+    scale = 1 / math.sqrt(q.shape[-1] * q.shape[-3])
+    return scaled_dot_product_attention(q, k, v, mask=mask, causal=causal, scale=scale)
+
+
+def _mask_dropped_if_causal(q, k, v, *, mask=None, causal=False):
+    return scaled_dot_product_attention(q, k, v, mask=None if causal else mask, causal=causal)
+
+
+def _causal_to_the_first_key(q, k, v, *, mask=None, causal=False):
+    tril = np.tril(np.ones((q.shape[-2], k.shape[-2]), bool))
+    return scaled_dot_product_attention(q, k, v, mask=tril if causal else mask)
+
+
+def _causal_heads_dropped(q, k, v, *, mask=None, causal=False):
+    return scaled_dot_product_attention(q, k, v, mask=mask)
+
+
+def _with_places(q, k, v, *, mask=None, causal=False):
+    place = np.broadcast_to(-0.1 * np.arange(k.shape[-2]), (*q.shape[:-1], k.shape[-2]))
+    return scaled_dot_product_attention(q, k, v, mask=mask, bias=place, causal=causal)
+
+
+def _mask_spread_over_values(q, k, v, *, mask=None, causal=False):
+    v = v if mask is None else v + np.broadcast_to(~mask.any(axis=-1).any(axis=-1), v.shape[:-2])[..., None, None]
+    out = scaled_dot_product_attention(q, k, v, mask=mask, causal=causal)
+    return out if mask is None else np.where(mask.any(axis=-1, keepdims=True), out, v.mean(axis=-2, keepdims=True))
+
+
+def _mean_removed_keys(q, k, v, *, mask=None, causal=False):
+    k = k / (1 + np.linalg.norm(k, axis=-1, keepdims=True))
+    return scaled_dot_product_attention(q, k, v, mask=mask, causal=causal)
+
+
+def _options_changed(change):
+    """Make multi-head attention that is given other arguments than it should be."""
+
+    def attention(x, w_q, w_k, w_v, w_o, **options):
+        return multi_head_attention(x, *change(x, w_q, w_k, w_v, w_o, options), **options)
+
+    return attention
+
+
+def _without(*names):
+    def change(x, w_q, w_k, w_v, w_o, options):
+        for name in names:
+            options.pop(name, None)
+        return w_q, w_k, w_v, w_o
+
+    return _options_changed(change)
+
+
+def _output_bias_before_projection(x, w_q, w_k, w_v, w_o, *, b_o=None, **options):
+    out = multi_head_attention(x, w_q, w_k, w_v, w_o, **options)
+    return out if b_o is None else out + b_o * np.abs(w_o).sum()
+
+
+def _queries_from_the_context(x, w_q, w_k, w_v, w_o, *, context=None, **options):
+    if context is None:
+        return multi_head_attention(x, w_q, w_k, w_v, w_o, **options)
+    mean = context.mean(axis=-2, keepdims=True)
+    return multi_head_attention(x + mean, w_q, w_k, w_v, w_o, context=context, **options)
+
+
+def _values_from_x(x, w_q, w_k, w_v, w_o, *, context=None, **options):
+    if context is None:
+        return multi_head_attention(x, w_q, w_k, w_v, w_o, **options)
+    mean = x.mean(axis=-2, keepdims=True)
+    return multi_head_attention(x, w_q, w_k, w_v, w_o, context=0.5 * context + 0.5 * mean, **options)
+
+
+def _context_of_the_first(x, w_q, w_k, w_v, w_o, *, context=None, **options):
+    context = x if context is None else context
+    context = np.broadcast_to(context[:1], context.shape) if x.ndim > 2 else context
+    return multi_head_attention(x, w_q, w_k, w_v, w_o, context=context, **options)
+
+
+def _as_wide_as_the_stream(x, w_q, w_k, w_v, w_o, *, n_heads, **options):
+    if w_v.shape[0] != w_v.shape[1]:
+        raise ValueError("the heads must be as wide as the stream")
+    return multi_head_attention(x, w_q, w_k, w_v, w_o, n_heads=n_heads, **options)
+
+
+def _output_projection_transposed(x, w_q, w_k, w_v, w_o, **options):
+    w_o = w_o if w_o is None else (w_o.T if w_o.shape[0] == w_o.shape[1] else w_o[::-1])
+    return multi_head_attention(x, w_q, w_k, w_v, w_o, **options)
+
+
+def _of_many_heads(name, function, *fails):
+    return _fault("multi_head_attention", name, function, *fails)
+
+
+MULTI_HEAD = [
+    _of_many_heads(
+        "splits heads without a transpose",
+        _heads(split=_split_without_transpose),
+        "a_head_reads_its_own_columns",
+        "tokens_permuted_give_outputs_permuted",
+        "later_tokens_leave_earlier_causal_outputs_unchanged",
+    ),
+    _of_many_heads(
+        "merges heads without a transpose",
+        _heads(merge=_merge_without_transpose),
+        "a_head_reads_its_own_columns",
+        "tokens_permuted_give_outputs_permuted",
+        "the_order_of_the_heads_has_no_meaning",
+        "from_a_context_of_equal_tokens_every_query_gets_their_value",
+    ),
+    _of_many_heads(
+        "deals columns to the heads in turn",
+        _heads(split=_columns_interleaved),
+        "a_head_reads_its_own_columns",
+        "the_order_of_the_heads_has_no_meaning",
+    ),
+    _of_many_heads(
+        "lets all heads read the first one's columns",
+        _heads(split=_all_read_head_zero),
+        "a_head_reads_its_own_columns",
+        "each_head_matters",
+        "the_order_of_the_heads_has_no_meaning",
+    ),
+    _of_many_heads(
+        "leaves out the columns that are too many",
+        _heads(split=_narrower_heads, merge=None),
+        "heads_that_do_not_divide_the_width_raise",
+    ),
+    _of_many_heads(
+        "takes the softmax over all heads together",
+        _heads(attend=_softmax_over_all_heads),
+        "a_head_reads_its_own_columns",
+        "a_value_bias_is_what_every_mean_contains",
+        "from_a_context_of_equal_tokens_every_query_gets_their_value",
+    ),
+    _of_many_heads(
+        "masks the first head only",
+        _heads(attend=_first_head_masked_only),
+        "a_mask_applies_to_every_head",
+        "padding_of_the_context_is_masked_away",
+    ),
+    _of_many_heads(
+        "is scaled by the width of all heads",
+        _heads(attend=_scaled_by_the_width),
+        "a_head_reads_its_own_columns",
+        "queries_come_from_x_and_keys_and_values_from_the_context",
+    ),
+    _of_many_heads(
+        "lets causal replace a mask", _heads(attend=_mask_dropped_if_causal), "a_mask_comes_on_top_of_causal"
+    ),
+    _of_many_heads(
+        "aligns causal to the first key",
+        _heads(attend=_causal_to_the_first_key),
+        "the_last_queries_see_the_whole_causal_context",
+        "a_mask_comes_on_top_of_causal",
+    ),
+    _of_many_heads(
+        "forgets causal",
+        _heads(attend=_causal_heads_dropped),
+        "later_tokens_leave_earlier_causal_outputs_unchanged",
+        "a_mask_comes_on_top_of_causal",
+    ),
+    _of_many_heads(
+        "prefers earlier keys",
+        _heads(attend=_with_places),
+        "tokens_permuted_give_outputs_permuted",
+        "the_order_of_the_context_has_no_meaning",
+        "one_head_alone_is_self_attention",
+    ),
+    _of_many_heads(
+        "shortens long keys",
+        _heads(attend=_mean_removed_keys),
+        "a_key_bias_changes_nothing",
+        "one_head_alone_is_self_attention",
+    ),
+    _of_many_heads(
+        "gives the mean value where there is nothing to attend to",
+        _heads(attend=_mask_spread_over_values),
+        "a_query_with_nothing_to_attend_to_gets_the_output_bias_alone",
+    ),
+    _of_many_heads(
+        "lays the batch of masks on the heads",
+        _heads(every_head=lambda mask: mask),
+        "a_mask_of_a_batch_as_large_as_the_heads_belongs_to_the_batch",
+        "a_mask_applies_to_every_head",
+        "one_mask_serves_every_sequence",
+    ),
+    _of_many_heads(
+        "ignores the biases of the projections",
+        _without("b_q", "b_k", "b_v"),
+        "biases_are_weights_of_a_constant_channel",
+        "a_value_bias_is_what_every_mean_contains",
+    ),
+    _of_many_heads(
+        "adds b_o more than once",
+        _output_bias_before_projection,
+        "an_output_bias_is_added_at_the_end",
+        "a_query_with_nothing_to_attend_to_gets_the_output_bias_alone",
+    ),
+    _of_many_heads("ignores b_o", _without("b_o"), "an_output_bias_is_added_at_the_end"),
+    _of_many_heads(
+        "mixes the context into the queries",
+        _queries_from_the_context,
+        "queries_come_from_x_and_keys_and_values_from_the_context",
+        "x_as_its_own_context_is_self_attention",
+        "padding_of_the_context_is_masked_away",
+    ),
+    _of_many_heads(
+        "mixes x into the values",
+        _values_from_x,
+        "queries_come_from_x_and_keys_and_values_from_the_context",
+        "x_as_its_own_context_is_self_attention",
+        "from_a_context_of_equal_tokens_every_query_gets_their_value",
+    ),
+    _of_many_heads(
+        "attends to the first sequence of the batch",
+        _context_of_the_first,
+        "a_sequence_has_the_same_outputs_alone_as_in_a_batch",
+    ),
+    _of_many_heads(
+        "wants heads as wide as the stream",
+        _as_wide_as_the_stream,
+        "heads_may_be_narrower_or_wider_than_the_stream",
+    ),
+    _of_many_heads(
+        "turns the output projection round",
+        _output_projection_transposed,
+        "the_output_projection_mixes_the_heads",
+        "the_order_of_the_heads_has_no_meaning",
+    ),
+]
+
+FAULTS = SOFTMAX + CAUSAL_MASK + WEIGHTS + ATTENTION + SELF_ATTENTION + MULTI_HEAD

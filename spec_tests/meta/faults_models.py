@@ -1,0 +1,373 @@
+"""Wrong models, heads and counts, as they were seen in real code."""
+
+# ruff: noqa: D103
+# The name of a fault says what is wrong.
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from reference.config import LayerNorm, NoPositions, Sinusoidal
+from reference.numpy import output_head, parameter_count, transformer
+from reference.parameters import leaves, map_tree, parameter_shapes
+from spec_tests.meta.faults import Fault
+
+# -------------------------------------------------------------------------------------------- output_head
+
+
+def head_transposed(x, w, b=None):
+    return output_head(x, np.ascontiguousarray(w.T) if w.shape[0] == w.shape[1] else np.roll(w, 1, axis=0), b)
+
+
+def head_scaled(x, w, b=None):
+    return output_head(x / np.sqrt(x.shape[-1]), w, b)
+
+
+def head_with_softmax(x, w, b=None):
+    return np.tanh(output_head(x, w, b))
+
+
+def head_over_all_tokens(x, w, b=None):
+    return output_head(x - x.mean(axis=-2, keepdims=True), w, b)
+
+
+def head_bias_twice(x, w, b=None):
+    return output_head(x, w, None if b is None else 2 * b)
+
+
+# -------------------------------------------------------------------------------------------- transformer
+
+
+def with_arguments(change):
+    """Build a model that gets `change(ids, params, config)` in the place of its arguments."""
+
+    def model(ids, params, config, *, mask=None, keep=None):
+        return transformer(*change(ids, params, config), mask=mask, keep=keep)
+
+    return model
+
+
+def with_config(**choices: Any):
+    """Build a model for which the config says otherwise."""
+    return with_arguments(lambda ids, params, config: (ids, params, replace(config, **choices)))
+
+
+def with_options(change):
+    """Build a model that gets `change(mask, keep)` for its options."""
+
+    def model(ids, params, config, *, mask=None, keep=None):
+        mask, keep = change(mask, keep)
+        return transformer(ids, params, config, mask=mask, keep=keep)
+
+    return model
+
+
+def positions_forgotten(ids, params, config):
+    kept = {name: part for name, part in params.items() if name != "positions"}
+    return ids, kept, replace(config, positions=NoPositions())
+
+
+def positions_for_the_first_token_only(ids, params, config):
+    if "positions" not in params:
+        return ids, params, config
+    table = params["positions"]["table"] * (np.arange(config.max_len) == 0)[:, None]
+    return ids, {**params, "positions": {"table": table}}, config
+
+
+def final_norm_forgotten(ids, params, config):
+    kept = {name: part for name, part in params.items() if name != "final_norm"}
+    return ids, kept, replace(config, final_norm=False)
+
+
+def final_norm_without_its_gain(ids, params, config):
+    if "final_norm" in params:
+        gain = np.ones_like(params["final_norm"]["gamma"])
+        params = {**params, "final_norm": {**params["final_norm"], "gamma": gain}}
+    return ids, params, config
+
+
+def one_block_for_all(ids, params, config):
+    return ids, {**params, "blocks": params["blocks"][:1] * config.n_layers}, config
+
+
+def blocks_averaged(ids, params, config):
+    blocks = params["blocks"]
+    mean = map_tree(lambda *same: sum(same) / len(blocks), blocks[0], *blocks[1:])
+    return ids, {**params, "blocks": [mean] * len(blocks)}, config
+
+
+def only_the_last_block(ids, params, config):
+    return ids, {**params, "blocks": params["blocks"][-1:]}, replace(config, n_layers=min(config.n_layers, 1))
+
+
+def tied_head_scaled(ids, params, config, **options: Any):
+    logits = transformer(ids, params, config, **options)
+    if not config.tied_head:
+        return logits
+    b = params["output_head"].get("b", 0.0)
+    return (logits - b) / np.sqrt(config.d_model) + b
+
+
+def head_bias_dropped(ids, params, config, **options: Any):
+    logits = transformer(ids, params, config, **options)
+    return logits - params["output_head"]["b"] if config.tied_head and config.head_bias else logits
+
+
+def mixing_sequences(ids, params, config, **options: Any):
+    logits = transformer(ids, params, config, **options)
+    return logits + 0.1 * logits.mean(axis=tuple(range(logits.ndim - 2)), keepdims=True)
+
+
+def sorted_tokens(ids, params, config):
+    return np.sort(ids, axis=-1), params, config
+
+
+def mask_in_the_first_block_only(ids, params, config, *, mask=None, keep=None):
+    logits = transformer(ids, params, config, mask=mask, keep=keep)
+    return logits if mask is None else 0.5 * (logits + transformer(ids, params, config, keep=keep))
+
+
+def dropout_always(ids, params, config, *, mask=None, keep=None):
+    logits = transformer(ids, params, config, mask=mask, keep=keep)
+    return logits * (1 - config.dropout) if keep is None else logits
+
+
+def the_masks_of_the_first_block(mask, keep):
+    return mask, None if keep is None else {**keep, "blocks": keep["blocks"][:1] * len(keep["blocks"])}
+
+
+def positions_never_dropped(mask, keep):
+    return mask, None if keep is None else {**keep, "positions": keep["positions"] | True}
+
+
+def any_length(ids, params, config, **options: Any):
+    if "positions" in params and ids.shape[-1] > config.max_len:
+        table = np.resize(params["positions"]["table"], (ids.shape[-1], config.d_model))
+        params = {**params, "positions": {"table": table}}
+    longer = max(config.max_len, ids.shape[-1])
+    return transformer(ids, params, replace(config, max_len=longer), **options)
+
+
+def one_token_too_strict(ids, params, config, **options: Any):
+    if ids.shape[-1] >= config.max_len:
+        raise ValueError(f"seq must be below max_len, got {ids.shape[-1]} and {config.max_len}")
+    return transformer(ids, params, config, **options)
+
+
+def ids_wrap(ids, params, config):
+    return ids % config.vocab, params, config
+
+
+def missing_is_zero(ids, params, config, **options: Any):
+    given = dict(leaves(params))
+    full = {path: given.get(path, np.zeros(shape)) for path, shape in leaves(parameter_shapes(config))}
+    paths = iter(full)
+    return transformer(ids, map_tree(lambda _: full[next(paths)], parameter_shapes(config)), config, **options)
+
+
+# ---------------------------------------------------------------------------------------- parameter_count
+
+
+def counting(change):
+    """Build a count of another config."""
+    return lambda config: parameter_count(change(config))
+
+
+def by_building(config):
+    tree = map_tree(lambda shape: np.zeros(shape), parameter_shapes(config))
+    return sum(array.size for _, array in leaves(tree))
+
+
+def blocks_count_once(config):
+    return parameter_count(replace(config, n_layers=min(config.n_layers, 1)))
+
+
+FAULTS = [
+    Fault(
+        "head_rows_rolled",
+        {"output_head": head_transposed},
+        ("output_head.a_channel_alone_gives_its_row_of_weights",),
+    ),
+    Fault("head_scaled", {"output_head": head_scaled}, ("output_head.a_channel_alone_gives_its_row_of_weights",)),
+    Fault("head_bends", {"output_head": head_with_softmax}, ("output_head.logits_of_a_sum_are_the_sum_of_logits",)),
+    Fault(
+        "head_over_all_tokens", {"output_head": head_over_all_tokens}, ("output_head.each_token_is_scored_by_itself",)
+    ),
+    Fault("head_bias_twice", {"output_head": head_bias_twice}, ("output_head.a_bias_is_added_to_the_logits",)),
+    Fault(
+        "model_ignores_causal",
+        {"transformer": with_config(causal=False)},
+        (
+            "transformer.a_causal_model_does_not_see_later_tokens",
+            "transformer.a_causal_mask_alone_tells_the_order",
+            "transformer.every_choice_of_the_config_matters",
+        ),
+    ),
+    Fault(
+        "model_always_causal",
+        {"transformer": with_config(causal=True)},
+        (
+            "transformer.without_a_causal_mask_later_tokens_are_seen",
+            "transformer.without_positions_permuting_tokens_permutes_the_logits",
+            "transformer.without_positions_a_pooled_result_does_not_know_the_order",
+        ),
+    ),
+    Fault(
+        "positions_forgotten",
+        {"transformer": with_arguments(positions_forgotten)},
+        (
+            "transformer.with_positions_the_order_matters",
+            "transformer.silent_blocks_leave_embeddings_positions_and_head",
+        ),
+    ),
+    Fault(
+        "learned_positions_not_by_row",
+        {"transformer": with_arguments(positions_for_the_first_token_only)},
+        ("transformer.learned_positions_are_added_row_by_row",),
+    ),
+    Fault(
+        "model_mixes_sequences",
+        {"transformer": mixing_sequences},
+        ("transformer.sequences_of_a_batch_do_not_mix",),
+    ),
+    Fault(
+        "tokens_sorted",
+        {"transformer": with_arguments(sorted_tokens)},
+        ("transformer.without_positions_permuting_tokens_permutes_the_logits",),
+    ),
+    Fault(
+        "mask_not_in_every_block",
+        {"transformer": mask_in_the_first_block_only},
+        ("transformer.a_masked_token_has_no_influence_in_any_block",),
+    ),
+    Fault(
+        "final_norm_missing",
+        {"transformer": with_arguments(final_norm_forgotten)},
+        (
+            "transformer.the_final_norm_stands_before_the_head",
+            "transformer.a_final_norm_without_gain_forgets_the_tokens",
+            "transformer.every_parameter_matters",
+        ),
+    ),
+    Fault(
+        "final_norm_without_its_gain",
+        {"transformer": with_arguments(final_norm_without_its_gain)},
+        (
+            "transformer.the_final_norm_stands_before_the_head",
+            "transformer.a_final_norm_without_gain_forgets_the_tokens",
+        ),
+    ),
+    Fault(
+        "layers_share_weights",
+        {"transformer": with_arguments(one_block_for_all)},
+        ("transformer.every_parameter_matters",),
+    ),
+    Fault(
+        "blocks_averaged",
+        {"transformer": with_arguments(blocks_averaged)},
+        ("transformer.the_order_of_the_blocks_matters", "transformer.blocks_act_from_first_to_last"),
+    ),
+    Fault(
+        "only_the_last_block",
+        {"transformer": with_arguments(only_the_last_block)},
+        ("transformer.blocks_act_from_first_to_last", "transformer.every_parameter_matters"),
+    ),
+    Fault(
+        "t5_tied_logit_scale",
+        {"transformer": tied_head_scaled},
+        ("transformer.a_tied_head_is_the_table_transposed",),
+    ),
+    Fault(
+        "head_bias_dropped",
+        {"transformer": head_bias_dropped},
+        (
+            "transformer.a_tied_head_is_the_table_transposed",
+            "transformer.the_head_bias_is_added_to_the_logits",
+        ),
+    ),
+    Fault(
+        "embedding_scale_missing",
+        {"transformer": with_config(embedding_scale=1.0)},
+        (
+            "transformer.silent_blocks_leave_embeddings_positions_and_head",
+            "transformer.every_choice_of_the_config_matters",
+        ),
+    ),
+    Fault(
+        "rope_theta_default_used",
+        {
+            "transformer": with_arguments(
+                lambda ids, p, c: (
+                    ids,
+                    p,
+                    replace(c, positions=Sinusoidal()) if isinstance(c.positions, Sinusoidal) else c,
+                )
+            )
+        },
+        ("transformer.every_choice_of_the_config_matters",),
+    ),
+    Fault(
+        "norm_eps_hardcoded",
+        {"transformer": with_arguments(lambda ids, p, c: (ids, p, replace(c, norm=LayerNorm(affine=c.norm.affine))))},
+        (
+            "transformer.every_choice_of_the_config_matters",
+            "transformer.the_final_norm_stands_before_the_head",
+        ),
+    ),
+    Fault(
+        "dropout_without_keep_masks",
+        {"transformer": dropout_always},
+        ("transformer.without_keep_masks_nothing_is_dropped",),
+    ),
+    Fault(
+        "positions_never_dropped",
+        {"transformer": with_options(positions_never_dropped)},
+        (
+            "transformer.dropout_acts_on_the_sum_of_embedding_and_position",
+            "transformer.every_keep_mask_matters",
+        ),
+    ),
+    Fault(
+        "one_blocks_masks_for_all",
+        {"transformer": with_options(the_masks_of_the_first_block)},
+        ("transformer.every_keep_mask_matters",),
+    ),
+    Fault(
+        "context_not_cropped",
+        {"transformer": any_length},
+        ("transformer.a_sequence_longer_than_max_len_is_refused",),
+    ),
+    Fault(
+        "max_len_off_by_one",
+        {"transformer": one_token_too_strict},
+        ("transformer.a_sequence_of_max_len_is_accepted",),
+    ),
+    Fault(
+        "ids_wrap",
+        {"transformer": with_arguments(ids_wrap)},
+        ("transformer.an_id_outside_the_vocab_is_refused",),
+    ),
+    Fault(
+        "missing_parameters_are_zero_in_a_model",
+        {"transformer": missing_is_zero},
+        ("transformer.a_missing_parameter_is_refused",),
+    ),
+    Fault(
+        "param_count_subtract_tied_twice",
+        {"parameter_count": lambda c: parameter_count(c) - c.tied_head * c.vocab * c.d_model},
+        ("parameter_count.a_tied_table_counts_once", "parameter_count.is_the_sum_of_the_sizes"),
+    ),
+    Fault(
+        "param_count_without_attention_bias",
+        {"parameter_count": counting(lambda c: replace(c, attention_bias=False))},
+        ("parameter_count.is_the_sum_of_the_sizes", "parameter_count.is_a_formula_of_the_sizes"),
+    ),
+    Fault(
+        "layers_in_plain_list",
+        {"parameter_count": blocks_count_once},
+        ("parameter_count.every_block_counts_the_same",),
+    ),
+    Fault("param_count_by_building", {"parameter_count": by_building}, ("parameter_count.counts_without_building",)),
+]
+"""Each names the properties that must catch it."""

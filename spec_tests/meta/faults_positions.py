@@ -1,0 +1,282 @@
+"""Wrong positions."""
+
+import numpy as np
+
+from reference.numpy import add_positions, sinusoidal_positions
+from spec_tests.meta.faults import Fault
+
+# ------------------------------------------------------------------------------------------- sinusoidal_positions
+
+
+def _table(seq, d_model, base=10000.0, offset=0, exponent=lambda column, d: (column - column % 2) / d):
+    """Give the table with another exponent for each column."""
+    pos, column = np.arange(offset, offset + seq)[:, None], np.arange(d_model)
+    angle = pos / base ** exponent(column, d_model)
+    return np.where(column % 2 == 0, np.sin(angle), np.cos(angle))
+
+
+def _doubled_exponent(seq, d_model, *, base=10000.0, offset=0, dtype=None):
+    return _table(seq, d_model, base, offset, lambda column, d: 2 * (column - column % 2) / d)
+
+
+def _own_frequency_for_the_cosine(seq, d_model, *, base=10000.0, offset=0, dtype=None):
+    return _table(seq, d_model, base, offset, lambda column, d: column / d)
+
+
+def _half_minus_one(seq, d_model, *, base=10000.0, offset=0, dtype=None):
+    return _table(seq, d_model, base, offset, lambda column, d: column // 2 / max(d / 2 - 1, 1))
+
+
+def _whole_number_exponent(seq, d_model, *, base=10000.0, offset=0, dtype=None):
+    return _table(seq, d_model, base, offset, lambda column, d: column // d)
+
+
+def _sines_then_cosines(seq, d_model, *, base=10000.0, offset=0, dtype=None):
+    table = sinusoidal_positions(seq, d_model, base=base, offset=offset)
+    return np.concatenate([table[:, 0::2], table[:, 1::2]], axis=1)
+
+
+def _alternates_over_rows(seq, d_model, *, base=10000.0, offset=0, dtype=None):
+    pos, column = np.arange(offset, offset + seq)[:, None], np.arange(d_model)
+    angle = pos / base ** ((column - column % 2) / d_model)
+    return np.where(pos % 2 == 0, np.sin(angle), np.cos(angle))
+
+
+def _counts_from_1(seq, d_model, *, base=10000.0, offset=0, dtype=None):
+    return sinusoidal_positions(seq, d_model, base=base, offset=offset + 1)
+
+
+def _base_ignored(seq, d_model, *, base=10000.0, offset=0, dtype=None):
+    return sinusoidal_positions(seq, d_model, offset=offset)
+
+
+def _offset_ignored(seq, d_model, *, base=10000.0, offset=0, dtype=None):
+    return sinusoidal_positions(seq, d_model, base=base)
+
+
+def _dtype_ignored(seq, d_model, *, base=10000.0, offset=0, dtype=None):
+    return sinusoidal_positions(seq, d_model, base=base, offset=offset)
+
+
+def _relative_to_the_length(seq, d_model, *, base=10000.0, offset=0, dtype=None):
+    pos = np.arange(offset, offset + seq)[:, None] / max(seq - 1, 1)
+    column = np.arange(d_model)
+    angle = pos / base ** ((column - column % 2) / d_model)
+    return np.where(column % 2 == 0, np.sin(angle), np.cos(angle))
+
+
+def _odd_width_ends_with_a_cosine(seq, d_model, *, base=10000.0, offset=0, dtype=None):
+    table = sinusoidal_positions(seq, d_model, base=base, offset=offset)
+    if d_model % 2:
+        table[:, -1] = sinusoidal_positions(seq, d_model + 1, base=base, offset=offset)[:, -1]
+    return table
+
+
+def _one_row_at_least(seq, d_model, *, base=10000.0, offset=0, dtype=None):
+    return sinusoidal_positions(max(seq, 1), d_model, base=base, offset=offset)
+
+
+def _never_refuses(seq, d_model, *, base=10000.0, offset=0, dtype=None):
+    with np.errstate(all="ignore"):
+        return _table(max(seq, 0), max(d_model, 1), np.float64(base), offset)
+
+
+def _rows_repeat(seq, d_model, *, base=10000.0, offset=0, dtype=None):
+    return sinusoidal_positions(seq + 8, d_model, base=base, offset=offset)[np.arange(seq) % 8]
+
+
+def _damped(seq, d_model, *, base=10000.0, offset=0, dtype=None):
+    table = sinusoidal_positions(seq, d_model, base=base, offset=offset)
+    return table * 0.99 ** np.arange(seq)[:, None]
+
+
+def _of_sinusoidal_positions(*names):
+    return tuple(f"sinusoidal_positions.{name}" for name in names)
+
+
+SINUSOIDAL = [
+    Fault(
+        "sinusoidal_positions doubles the exponent",
+        {"sinusoidal_positions": _doubled_exponent},
+        _of_sinusoidal_positions(
+            "each_frequency_is_smaller_than_the_one_before_by_one_factor",
+            "the_base_sets_how_fast_frequencies_fall",
+            "an_odd_width_ends_with_a_sine",
+        ),
+    ),
+    Fault(
+        "sinusoidal_positions gives the cosine a frequency of its own",
+        {"sinusoidal_positions": _own_frequency_for_the_cosine},
+        _of_sinusoidal_positions(
+            "every_pair_lies_on_the_unit_circle",
+            "the_first_pair_turns_by_one_radian_a_position",
+            "a_step_of_k_positions_is_one_fixed_rotation",
+            "dot_products_depend_on_the_distance_only",
+        ),
+    ),
+    Fault(
+        "sinusoidal_positions divides by d_model/2 - 1",
+        {"sinusoidal_positions": _half_minus_one},
+        _of_sinusoidal_positions("each_frequency_is_smaller_than_the_one_before_by_one_factor"),
+    ),
+    Fault(
+        "sinusoidal_positions computes exponents in whole numbers",
+        {"sinusoidal_positions": _whole_number_exponent},
+        _of_sinusoidal_positions("each_frequency_is_smaller_than_the_one_before_by_one_factor"),
+    ),
+    Fault(
+        "sinusoidal_positions puts all sines before all cosines",
+        {"sinusoidal_positions": _sines_then_cosines},
+        _of_sinusoidal_positions(
+            "position_0_is_0_and_1_in_turn",
+            "every_pair_lies_on_the_unit_circle",
+            "the_first_pair_turns_by_one_radian_a_position",
+        ),
+    ),
+    Fault(
+        "sinusoidal_positions alternates over rows",
+        {"sinusoidal_positions": _alternates_over_rows},
+        _of_sinusoidal_positions("position_0_is_0_and_1_in_turn", "every_pair_lies_on_the_unit_circle"),
+    ),
+    Fault(
+        "sinusoidal_positions counts from 1",
+        {"sinusoidal_positions": _counts_from_1},
+        _of_sinusoidal_positions(
+            "position_0_is_0_and_1_in_turn",
+            "the_first_pair_turns_by_one_radian_a_position",
+            "a_step_of_k_positions_is_one_fixed_rotation",
+        ),
+    ),
+    Fault(
+        "sinusoidal_positions ignores base",
+        {"sinusoidal_positions": _base_ignored},
+        _of_sinusoidal_positions("the_base_sets_how_fast_frequencies_fall"),
+    ),
+    Fault(
+        "sinusoidal_positions ignores offset",
+        {"sinusoidal_positions": _offset_ignored},
+        _of_sinusoidal_positions("an_offset_starts_the_table_further_down"),
+    ),
+    Fault(
+        "sinusoidal_positions ignores dtype",
+        {"sinusoidal_positions": _dtype_ignored},
+        _of_sinusoidal_positions("dtype_sets_the_dtype_of_the_table"),
+    ),
+    Fault(
+        "sinusoidal_positions measures positions in lengths",
+        {"sinusoidal_positions": _relative_to_the_length},
+        _of_sinusoidal_positions("a_longer_table_only_adds_rows", "the_first_pair_turns_by_one_radian_a_position"),
+    ),
+    Fault(
+        "sinusoidal_positions ends an odd width with a cosine",
+        {"sinusoidal_positions": _odd_width_ends_with_a_cosine},
+        _of_sinusoidal_positions("an_odd_width_ends_with_a_sine"),
+    ),
+    Fault(
+        "sinusoidal_positions always has a row",
+        {"sinusoidal_positions": _one_row_at_least},
+        _of_sinusoidal_positions("a_table_of_no_positions_is_empty"),
+    ),
+    Fault(
+        "sinusoidal_positions refuses nothing",
+        {"sinusoidal_positions": _never_refuses},
+        _of_sinusoidal_positions(
+            "a_negative_length_raises",
+            "a_width_below_1_raises",
+            "a_negative_offset_raises",
+            "a_base_that_is_not_positive_raises",
+        ),
+    ),
+    Fault(
+        "sinusoidal_positions repeats its rows",
+        {"sinusoidal_positions": _rows_repeat},
+        _of_sinusoidal_positions("all_rows_are_distinct", "dot_products_depend_on_the_distance_only"),
+    ),
+    Fault(
+        "sinusoidal_positions fades with the distance",
+        {"sinusoidal_positions": _damped},
+        _of_sinusoidal_positions("every_pair_lies_on_the_unit_circle", "dot_products_depend_on_the_distance_only"),
+    ),
+]
+
+# ------------------------------------------------------------------------------------------- add_positions
+
+
+def _row_of_the_batch(x, table, *, offset=0):
+    if x.ndim < 3:
+        return add_positions(x, table, offset=offset)
+    rows = table[np.arange(x.shape[0]) % len(table)]
+    return x + rows.reshape(x.shape[0], *[1] * (x.ndim - 2), x.shape[-1])
+
+
+def _never_added(x, table, *, offset=0):
+    return x
+
+
+def _starts_at_the_first_row(x, table, *, offset=0):
+    return x + table[: x.shape[-2]]
+
+
+def _clamps_to_the_last_row(x, table, *, offset=0):
+    return x + table[np.clip(np.arange(offset, offset + x.shape[-2]), 0, len(table) - 1)]
+
+
+def _wraps_around(x, table, *, offset=0):
+    return x + table[np.arange(offset, offset + x.shape[-2]) % len(table)]
+
+
+def _keeps_one_row_free(x, table, *, offset=0):
+    if offset + x.shape[-2] >= len(table):
+        raise ValueError("the sequence is too long for the table")
+    return add_positions(x, table, offset=offset)
+
+
+ADDED = [
+    Fault(
+        "add_positions takes the batch for the sequence",
+        {"add_positions": _row_of_the_batch},
+        (
+            "add_positions.each_token_gets_the_row_of_its_position",
+            "add_positions.equal_tokens_at_different_positions_part",
+        ),
+    ),
+    Fault(
+        "add_positions adds nothing",
+        {"add_positions": _never_added},
+        (
+            "add_positions.each_token_gets_the_row_of_its_position",
+            "add_positions.equal_tokens_at_different_positions_part",
+            "add_positions.a_sequence_may_fill_the_table",
+        ),
+    ),
+    Fault(
+        "add_positions ignores offset",
+        {"add_positions": _starts_at_the_first_row},
+        (
+            "add_positions.an_offset_counts_from_that_row",
+            "add_positions.an_offset_past_the_table_raises",
+            "add_positions.an_offset_below_0_raises",
+        ),
+    ),
+    Fault(
+        "add_positions repeats the last row",
+        {"add_positions": _clamps_to_the_last_row},
+        ("add_positions.a_sequence_past_the_table_raises", "add_positions.an_offset_past_the_table_raises"),
+    ),
+    Fault(
+        "add_positions starts again at the table's end",
+        {"add_positions": _wraps_around},
+        (
+            "add_positions.a_sequence_past_the_table_raises",
+            "add_positions.an_offset_past_the_table_raises",
+            "add_positions.an_offset_below_0_raises",
+        ),
+    ),
+    Fault(
+        "add_positions keeps one row free",
+        {"add_positions": _keeps_one_row_free},
+        ("add_positions.a_sequence_may_fill_the_table",),
+    ),
+]
+
+FAULTS = SINUSOIDAL + ADDED
