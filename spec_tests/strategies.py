@@ -125,7 +125,7 @@ Hypothesis likes to draw the same seed twice.
 
 
 def normal_tree(generator: np.random.Generator, shapes: Tree, *, scale: float = 0.5) -> Tree:
-    """Give a parameter tree of normal numbers; gains are their exponentials, about 1, so that no norm mutes its input."""
+    """Give a parameter tree of normal numbers; gains are exponentials of them, so that no norm is mute."""
 
     def draw(path: str, shape: tuple[int, ...]) -> np.ndarray:
         drawn = scale * generator.standard_normal(shape)

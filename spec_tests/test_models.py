@@ -50,8 +50,8 @@ def models(draw, *, scales=(0.1, 0.25, 0.5), **options):
 
 @st.composite
 def generic(draw, **options):
-    """Draw a model in general position; with two heads, so that d_model is at least 4."""
-    ids, config = draw(shapes_of_models(**{"least_seq": 3, "n_heads": 2, **options}))
+    """Draw a model in general position, with so many tokens and channels that every influence shows in some."""
+    ids, config = draw(shapes_of_models(**{"batch": (4,), "least_seq": 8, "n_heads": 3, **options}))
     return ids, normal_tree(draw(GENERATORS), parameter_shapes(config)), config
 
 
@@ -63,10 +63,10 @@ def rounding(subject, logits):
 def differ(subject, logits, other, what):
     """Check that two results in general position differ by more than rounding.
 
-    What has no influence changes the last bits at most; what has some changes most of a dozen numbers or more by about
-    a tenth. That a real difference hides by chance, all of them below 3e-5 even in float32, is less likely than 1e-6.
+    What has no influence changes the last bits at most. A real influence falls below 32 units of rounding by chance
+    with a probability below 1e-6 in float32 (in 500 such models the least was 3e-3) and below 1e-15 in float64.
     """
-    last_bits = 256 * subject.eps * (1 + np.abs(logits).max())
+    last_bits = 32 * subject.eps * (1 + np.abs(logits).max())
     holds(np.abs(logits - other).max() > last_bits, what, got=logits, should="another result")
 
 
@@ -185,7 +185,7 @@ def test_without_positions_a_pooled_result_does_not_know_the_order(subject, draw
 def distinct_ids(draw, **fields):
     """Draw a model in general position and a sequence in which no token comes twice."""
     _, params, config = draw(generic(**fields))
-    return np.array(draw(st.permutations(range(config.vocab)))[:4]), params, config
+    return np.array(draw(st.permutations(range(config.vocab)))[:8]), params, config
 
 
 @states("transformer")
@@ -309,7 +309,7 @@ def test_learned_positions_are_added_row_by_row(subject, drawn):
 
 @states("transformer")
 @FEW
-@given(drawn=generic(n_layers=2, batch=(), attention_bias=True, norm_placement=PLACEMENT, positions=Learned()))
+@given(drawn=generic(n_layers=2, attention_bias=True, norm_placement=PLACEMENT, positions=Learned()))
 def test_every_parameter_matters(subject, drawn):
     """Layers share nothing and nothing is forgotten: the negative of any parameter, but b_k, gives other logits."""
     ids, params, config = drawn

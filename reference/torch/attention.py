@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from reference.torch._checks import check_boolean, check_input, check_parts, readable
+from reference.torch._products import affine
 
 
 def softmax(scores: Float[Tensor, "*shape"], *, axis: int = -1) -> Float[Tensor, "*shape"]:
@@ -207,12 +208,12 @@ def multi_head_attention(
         _check_broadcast(component, "mask", mask, (*x.shape[:-1], context.shape[-2]))
         mask = mask.unsqueeze(-3)
 
-    q = _split_heads(functional.linear(x, w_q.mT, b_q), n_heads)
-    k = _split_heads(functional.linear(context, w_k.mT, b_k), n_heads)
-    v = _split_heads(functional.linear(context, w_v.mT, b_v), n_heads)
+    q = _split_heads(affine(x, w_q, b_q), n_heads)
+    k = _split_heads(affine(context, w_k, b_k), n_heads)
+    v = _split_heads(affine(context, w_v, b_v), n_heads)
     heads = scaled_dot_product_attention(q, k, v, mask=mask, causal=causal)
     side_by_side = heads.transpose(-3, -2).flatten(-2)
-    return side_by_side if w_o is None else functional.linear(side_by_side, w_o.mT, b_o)
+    return side_by_side if w_o is None else affine(side_by_side, w_o, b_o)
 
 
 def _split_heads(x: Tensor, n_heads: int) -> Tensor:

@@ -9,6 +9,7 @@ from torch.nn import functional
 
 from reference.config import ACTIVATIONS, Activation
 from reference.torch._checks import check_boolean, check_input, check_parts, check_range
+from reference.torch._products import affine
 
 
 def relu(x: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
@@ -91,10 +92,10 @@ def feed_forward(
         w_1=(w_1, (d_model, d_ff)), b_1=(b_1, (d_ff,)), w_2=(w_2, (d_ff, d_model)), b_2=(b_2, (d_model,)),
     )  # fmt: skip
     check_range("feed_forward", "rate", rate, 0, 1, below=True)
-    hidden = _activate(functional.linear(x, w_1.mT, b_1), activation)
+    hidden = _activate(affine(x, w_1, b_1), activation)
     if keep is not None:
         hidden = dropout(hidden, keep, rate=rate)
-    return functional.linear(hidden, w_2.mT, b_2)
+    return affine(hidden, w_2, b_2)
 
 
 def _activate(x: Tensor, activation: Activation) -> Tensor:

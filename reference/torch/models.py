@@ -8,11 +8,11 @@ import numpy as np
 import torch
 from jaxtyping import Bool, Float, Integer
 from torch import Tensor, nn
-from torch.nn import functional
 
 from reference.config import Learned, ModelConfig, NoPositions, Sinusoidal
 from reference.parameters import Tree, check_params, parameter_shapes, tree_from_leaves
 from reference.torch._checks import check_axes, check_input, check_parts
+from reference.torch._products import affine
 from reference.torch.blocks import TransformerBlock, norm_for, normalise, transformer_block
 from reference.torch.embeddings import TokenEmbedding, token_embedding
 from reference.torch.mlp import Dropout, dropout
@@ -39,7 +39,7 @@ def output_head(
     check_input("output_head", "w", w, "d_model vocab")
     vocab = w.shape[-1]
     check_parts("output_head", x, w=(w, (x.shape[-1], vocab)), b=(b, (vocab,)))
-    return functional.linear(x, w.mT, b)
+    return affine(x, w, b)
 
 
 def transformer(

@@ -4,10 +4,9 @@ import fnmatch
 import importlib
 import pkgutil
 import unittest
-from collections.abc import Iterator
 
 import pytest
-from hypothesis import HealthCheck, Phase, settings
+from hypothesis import HealthCheck, Phase, Verbosity, settings
 
 import spec_tests.meta
 from spec_tests.meta.faults import Fault
@@ -21,24 +20,15 @@ FAULTS: list[Fault] = [
 ]
 
 # Many examples, no shrinking: a fault must be found, not explained.
-settings.register_profile(
-    "search",
-    max_examples=400,
-    deadline=None,
-    database=None,
-    phases=(Phase.explicit, Phase.generate),
-    suppress_health_check=list(HealthCheck),
-    print_blob=False,
-)
-
-
-@pytest.fixture(autouse=True)
-def searching() -> Iterator[None]:
-    """Search under the profile above, and put back the one that was in force."""
-    before = settings.get_current_profile_name()
-    settings.load_profile("search")
-    yield
-    settings.load_profile(before)
+SEARCH = {
+    "max_examples": 400,
+    "deadline": None,
+    "database": None,
+    "phases": (Phase.explicit, Phase.generate),
+    "suppress_health_check": list(HealthCheck),
+    "print_blob": False,
+    "verbosity": Verbosity.quiet,
+}
 
 
 def name_of(a_property: Property) -> str:
@@ -69,10 +59,17 @@ def test_every_property_has_a_fault_that_it_catches() -> None:
 
 
 def _fails(a_property: Property, fault: Fault) -> bool:
+    function = a_property.function
+    own = getattr(function, "_hypothesis_internal_use_settings", None)
+    if own is not None:
+        function._hypothesis_internal_use_settings = settings(own, **SEARCH)
     try:
         a_property.run(fault.subject())
     except unittest.SkipTest:
         return False
     except AssertionError:  # a judge.Mismatch is one
         return True
+    finally:
+        if own is not None:
+            function._hypothesis_internal_use_settings = own
     return False

@@ -1,0 +1,1 @@
+"""What only our own reference promises: modules, tutorials, data, checkpoints, commands."""

@@ -64,7 +64,7 @@ def one_line(result: Result, command: str) -> str:
 prompts = st.lists(st.integers(0, SMALL.vocab - 1), min_size=1, max_size=8)
 
 
-@settings(deadline=None, max_examples=20)
+@settings(deadline=None, max_examples=8)
 @given(prompts, st.integers(0, 9))
 def test_greedy_is_the_argmax_of_the_last_ids(prompt: list[int], count: int) -> None:
     """At temperature 0 each id is the argmax of what the model makes of the last max_len ids, past max_len too."""
@@ -290,7 +290,7 @@ def models(draw: st.DrawFn) -> ModelConfig:
     )
 
 
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=15)
 @given(models(), st.lists(st.integers(0, 6), min_size=1, max_size=8))
 def test_attention_maps_are_the_models(config: ModelConfig, prompt: list[int]) -> None:
     """What is drawn follows the model: the stream ends in the model's logits, and each head's weights are its own."""

@@ -549,7 +549,7 @@ def test_evaluation_is_without_dropout_and_restores_the_mode() -> None:
     assert all(p.grad is None for p in model.parameters())
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(st.integers(1, 4), st.integers(12, 60), st.integers(1, 5))
 def test_evaluation_does_not_depend_on_the_batches(seq: int, length: int, batch_size: int) -> None:
     """The validation loss is the mean over the targets, however many windows a batch has."""

@@ -1,7 +1,7 @@
 """A subject: somebody's implementation behind one face, so that every property can be put to every one.
 
 `subject.layer_norm(x, None, None, eps=0.1)` calls their function the way the contract says (copies of NumPy arrays, only
-the options that differ from their defaults), and brings back NumPy arrays of the promised shapes or says what is wrong.
+options that differ from their defaults), and brings back NumPy arrays of the promised shapes or says what is wrong.
 """
 
 import copy
@@ -214,7 +214,9 @@ def to_numpy(value: Any, component: str) -> Any:
     except Exception as problem:
         raise Mismatch(f"{component} returned {type(value).__name__}, which is no array: {problem}") from problem
     if array.dtype == object or array.dtype.kind in "USmM":
-        raise Mismatch(f"{component} returned {type(value).__name__}, which is no array of numbers", got=repr(value)[:200])
+        raise Mismatch(
+            f"{component} returned {type(value).__name__}, which is no array of numbers", got=repr(value)[:200]
+        )
     return array
 
 
@@ -248,6 +250,8 @@ def _check_against(component: str, hint: Any, result: Any) -> None:
         return
     for annotation in array_annotations(hint):
         if not (isinstance(result, np.ndarray) and isinstance(result, annotation)):
-            found = f"{result.dtype} of shape {result.shape}" if isinstance(result, np.ndarray) else type(result).__name__
+            found = (
+                f"{result.dtype} of shape {result.shape}" if isinstance(result, np.ndarray) else type(result).__name__
+            )
             should = f"{annotation.__name__.split('[')[0]} with axes {annotation.dim_str!r}"
             raise Mismatch(f"{component} returned {found}", got=result, should=should)
