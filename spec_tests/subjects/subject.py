@@ -1,7 +1,7 @@
 """A subject: somebody's implementation behind one face, so that every property can be put to every one.
 
-`subject.layer_norm(x, None, None, eps=0.1)` calls their function the way the contract says (copies of NumPy arrays, only
-options that differ from their defaults), and brings back NumPy arrays of the promised shapes or says what is wrong.
+`subject.layer_norm(x, None, None, eps=0.1)` calls their function the way the contract says (with copies of arrays, and
+the options that differ from their defaults), and brings back NumPy arrays of the promised shapes or says what is wrong.
 """
 
 import copy
