@@ -35,6 +35,7 @@ class Statement:
     component: str | None
     cases: tuple[str, ...]
     needs: tuple[str, ...]
+    oracle: bool
 
 
 @dataclass(frozen=True)
@@ -53,10 +54,13 @@ class Property:
         self.function(subject=subject, **self.arguments)
 
 
-def states(component: str | None = None, *, cases: Iterable[str] = (), needs: Iterable[str] = ()) -> Callable:
+def states(
+    component: str | None = None, *, cases: Iterable[str] = (), needs: Iterable[str] = (), oracle: bool = False
+) -> Callable:
     """Declare a test function to be a property of `component`, or of the component of each of `cases`.
 
-    `needs` names further components that the property calls; a subject without them is not asked.
+    `needs` names further components that the property calls; a subject without them is not asked. `oracle` says that it
+    compares with the NumPy reference, which is no test of that reference itself.
     """
 
     def declare(function: Callable[..., None]) -> Callable[..., None]:
@@ -66,7 +70,7 @@ def states(component: str | None = None, *, cases: Iterable[str] = (), needs: It
             raise TypeError(f"{function.__name__}: state one component or some cases, not both and not neither")
         if hasattr(function, "hypothesis"):
             function.hypothesis.inner_test = _one_example(function.hypothesis.inner_test)
-        function.statement = Statement(component, tuple(cases), tuple(needs))
+        function.statement = Statement(component, tuple(cases), tuple(needs), oracle)
         return function
 
     return declare

@@ -17,7 +17,7 @@ from spec_tests.strategies import ALL_CASES, CASES, calls
 from spec_tests.subjects.subject import Call, array_annotations, to_numpy
 
 
-@states(cases=ALL_CASES)
+@states(cases=ALL_CASES, oracle=True)
 @given(data=st.data())
 def test_agrees_with_the_reference(subject, case, data):
     """The result is that of the NumPy reference, up to rounding."""

@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from click.testing import Result
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from typer.testing import CliRunner
@@ -47,12 +46,12 @@ def saved(folder: Path, config: ModelConfig = BYTES) -> Path:
     return folder
 
 
-def run(*arguments: object) -> Result:
+def run(*arguments: object) -> Any:
     """Run a command in this process."""
     return CliRunner().invoke(cli.app, [str(argument) for argument in arguments])
 
 
-def one_line(result: Result, command: str) -> str:
+def one_line(result: Any, command: str) -> str:
     """Hold a result to be a refusal: exit code 2, and one line with invariant, what came, and the fix."""
     assert result.exit_code == 2, result.output
     assert re.fullmatch(rf"transformer-spec {command}: [^\n]+, got [^\n]+; [^\n]+\n", result.stderr), result.stderr

@@ -18,7 +18,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from click.testing import Result
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from typer.testing import CliRunner
@@ -53,7 +52,7 @@ def ctrl_c() -> Iterator[None]:
     signal.signal(signal.SIGINT, before)
 
 
-def run(*arguments: object) -> Result:
+def run(*arguments: object) -> Any:
     """Run a command in this process."""
     return CliRunner().invoke(cli.app, [str(argument) for argument in arguments])
 
@@ -64,7 +63,7 @@ def metrics(out: Path) -> list[dict[str, Any]]:
     return [{k: v for k, v in json.loads(line).items() if k != "tokens_per_second"} for line in lines]
 
 
-def one_line(result: Result, exit_code: int, command: str = "train") -> str:
+def one_line(result: Any, exit_code: int, command: str = "train") -> str:
     """Hold a result to be a refusal: its exit code, and one line with invariant, what came, and the fix."""
     assert result.exit_code == exit_code, result.output
     assert re.fullmatch(rf"transformer-spec {command}: [^\n]+, got [^\n]+; [^\n]+\n", result.stderr), result.stderr
