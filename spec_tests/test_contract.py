@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from hypothesis import assume, given
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 import reference.numpy
@@ -40,6 +40,9 @@ def but(cases: tuple[str, ...], *components: str) -> tuple[str, ...]:
     return tuple(case for case in cases if case.split(".")[0] not in components)
 
 
+FEW = settings(max_examples=8)
+"""Manners do not depend on the numbers: whoever lacks them lacks them in nearly every example."""
+
 NUMBERS_ONLY = ("sinusoidal_positions", "causal_mask", "parameter_count", "perplexity", "warmup_cosine")
 ON_ARRAYS = but(PLAIN, *NUMBERS_ONLY)
 ON_ONE_ARRAY = (
@@ -50,6 +53,7 @@ ON_NAMED_AXES = but(ON_ARRAYS, "softmax", "relu", "gelu", "dropout", "adamw_step
 
 
 @states(cases=PLAIN + FULL)
+@FEW
 @given(data=st.data())
 def test_the_same_call_twice_gives_the_same_result(subject, case, data):
     """A component draws nothing and remembers nothing: the same call gives the same result, bit for bit."""
@@ -62,6 +66,7 @@ def test_the_same_call_twice_gives_the_same_result(subject, case, data):
 
 
 @states(cases=ON_ARRAYS + FULL)
+@FEW
 @given(data=st.data())
 def test_arguments_are_left_as_they_were(subject, case, data):
     """A component writes into none of its arguments."""
@@ -74,6 +79,7 @@ def test_arguments_are_left_as_they_were(subject, case, data):
 
 
 @states(cases=but(ON_ARRAYS, "sample"))
+@FEW
 @given(data=st.data())
 def test_the_dtype_of_the_inputs_is_kept(subject, case, data):
     """Floating inputs of one dtype give a result of that dtype: float32 in, float32 out."""
@@ -94,6 +100,7 @@ def test_the_dtype_of_the_inputs_is_kept(subject, case, data):
 
 
 @states(cases=ON_NAMED_AXES + FULL)
+@FEW
 @given(data=st.data())
 def test_a_wrong_rank_is_refused(subject, case, data):
     """An array with too few axes raises TypeError, and the message names the axis."""
@@ -108,6 +115,7 @@ def test_a_wrong_rank_is_refused(subject, case, data):
 
 
 @states(cases=tuple(case for case in ON_ARRAYS + FULL if case not in ON_ONE_ARRAY))
+@FEW
 @given(data=st.data())
 def test_an_axis_of_another_length_is_refused(subject, case, data):
     """Two arguments that disagree about an axis raise TypeError, which names it; a length of 1 is not stretched."""
@@ -135,6 +143,7 @@ def test_an_axis_of_another_length_is_refused(subject, case, data):
 
 
 @states(cases=but(ON_ARRAYS + FULL, "clip_grad_norm"))
+@FEW
 @given(data=st.data())
 def test_a_wrong_dtype_is_refused(subject, case, data):
     """Whole numbers where floating ones belong, or floating ones for ids and masks, raise TypeError."""
@@ -148,6 +157,7 @@ def test_a_wrong_dtype_is_refused(subject, case, data):
 
 
 @states(cases=but(FULL, "transformer_block"))
+@FEW
 @given(data=st.data())
 def test_mixed_dtypes_are_refused(subject, case, data):
     """Floating inputs of two dtypes raise TypeError rather than being promoted silently."""
@@ -160,6 +170,7 @@ def test_mixed_dtypes_are_refused(subject, case, data):
 
 
 @states(cases=but(ON_NAMED_AXES, "transformer", "transformer_block"))
+@FEW
 @given(data=st.data())
 def test_an_axis_of_size_0_is_refused(subject, case, data):
     """An empty axis that is neither a sequence nor a batch raises ValueError."""
@@ -173,6 +184,7 @@ def test_an_axis_of_size_0_is_refused(subject, case, data):
 @states(cases=("token_embedding.plain", "add_positions.plain", "multi_head_attention.plain", "feed_forward.plain",
                "scaled_dot_product_attention.plain", "attention_weights.plain", "self_attention.plain",
                "output_head.plain", "transformer_block.pre", "transformer.pre"))  # fmt: skip
+@FEW
 @given(data=st.data())
 def test_an_empty_sequence_gives_an_empty_result(subject, case, data):
     """A sequence of no tokens is no error: the result is as empty as the sequence."""
