@@ -21,21 +21,21 @@ def main() -> None:
     table = Table("what", "this", "beside", "ratio", "wanted", title="Speed, medians of one run")
 
     our_eager, their_eager = ours(compiled=False), gpt2()
-    a, b, faster = in_turn(our_eager.step, their_eager.step, pairs=PAIRS, warmup=5)
+    a, b, faster = in_turn(our_eager, their_eager, pairs=PAIRS, warmup=5)
     table.add_row("training, eager, tokens/s (beside: GPT-2 of transformers)",
                   f"{TOKENS / a:,.0f}", f"{TOKENS / b:,.0f}", f"{faster:.2f} x", ">= 1.10 x")  # fmt: skip
 
-    a, b, faster = in_turn(our_eager.step, gpt2(activation="gelu").step, pairs=PAIRS, warmup=5)
+    a, b, faster = in_turn(our_eager, gpt2(activation="gelu"), pairs=PAIRS, warmup=5)
     table.add_row("the same (beside: GPT-2 with our erf GELU)",
                   f"{TOKENS / a:,.0f}", f"{TOKENS / b:,.0f}", f"{faster:.2f} x", "")  # fmt: skip
 
     our_compiled = ours(compiled=True)
-    a, b, faster = in_turn(our_compiled.step, their_eager.step, pairs=PAIRS, warmup=5)
+    a, b, faster = in_turn(our_compiled, their_eager, pairs=PAIRS, warmup=5)
     table.add_row("training, compiled, tokens/s (beside: GPT-2 of transformers, eager)",
                   f"{TOKENS / a:,.0f}", f"{TOKENS / b:,.0f}", f"{faster:.2f} x", ">= 1.45 x")  # fmt: skip
 
     product = peak_product()
-    a, b, _ = in_turn(our_compiled.step, product, pairs=PAIRS)
+    a, b, _ = in_turn(our_compiled, product, pairs=PAIRS)
     table.add_row("share of the float32 matrix-product peak, compiled (GFLOP/s)",
                   f"{flops_per_step() / a / 1e9:,.0f}", f"{PEAK_FLOPS / b / 1e9:,.0f}",
                   f"{flops_per_step() / a / (PEAK_FLOPS / b):.2f}", "")  # fmt: skip

@@ -1,7 +1,7 @@
 """Training tokens per second of a MINI-sized causal model, beside transformers' GPT-2 of the same size."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
@@ -12,14 +12,6 @@ from reference.torch import Transformer, cross_entropy
 VOCAB, BATCH, SEQ = 65, 12, 64
 TOKENS = BATCH * SEQ
 CONFIG = replace(MINI, vocab=VOCAB, causal=True, max_len=SEQ, dropout=0.0)
-
-
-@dataclass(frozen=True)
-class Row:
-    """One training step to be timed, and what it is called."""
-
-    name: str
-    step: Callable[[], object]
 
 
 def _training_step(parameters: list[nn.Parameter], loss_of: Callable[[Tensor, Tensor], Tensor]) -> Callable[[], object]:
@@ -36,7 +28,7 @@ def _training_step(parameters: list[nn.Parameter], loss_of: Callable[[Tensor, Te
     return step
 
 
-def ours(*, compiled: bool) -> Row:
+def ours(*, compiled: bool) -> Callable[[], object]:
     """Give our model's step."""
     model = Transformer(CONFIG).train()
 
@@ -45,10 +37,10 @@ def ours(*, compiled: bool) -> Row:
 
     if compiled:
         loss_of = torch.compile(loss_of, fullgraph=True)
-    return Row("reference.torch" + (" compiled" if compiled else ""), _training_step(list(model.parameters()), loss_of))
+    return _training_step(list(model.parameters()), loss_of)
 
 
-def gpt2(*, activation: str = "gelu_new") -> Row:
+def gpt2(*, activation: str = "gelu_new") -> Callable[[], object]:
     """Give the step of transformers' GPT-2: as wide and as deep, and as ours without dropout.
 
     It ships with `gelu_new`, the tanh form written out in Python; "gelu" is the erf form that ours has.
@@ -66,7 +58,7 @@ def gpt2(*, activation: str = "gelu_new") -> Row:
         logits = model(input_ids=ids).logits
         return nn.functional.cross_entropy(logits.reshape(-1, VOCAB), targets.reshape(-1))
 
-    return Row(f"transformers GPT-2 ({activation})", _training_step(list(model.parameters()), loss_of))
+    return _training_step(list(model.parameters()), loss_of)
 
 
 def flops_per_step() -> float:

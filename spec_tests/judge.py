@@ -81,6 +81,16 @@ def holds(condition: Any, what: str, *, got: Any = None, should: Any = None) -> 
         raise Mismatch(what, got=got, should=should)
 
 
+def differ(subject: Any, y: np.ndarray, other: np.ndarray, what: str) -> None:
+    """Check that two results in general position differ by more than rounding; `what` says what is wrong otherwise.
+
+    What has no influence changes the last bits at most. A real influence falls below 32 units of rounding by chance
+    with a probability below 1e-6 in float32 (in 500 such models the least was 3e-3) and below 1e-15 in float64.
+    """
+    last_bits = 32 * subject.eps * (1 + np.abs(y).max())
+    holds(np.abs(y - other).max() > last_bits, what, got=y, should="another result")
+
+
 @contextmanager
 def raises(subject: Any, kind: type[Exception] | tuple[type[Exception], ...], *words: str) -> Iterator[None]:
     """Check that the subject refuses this input.

@@ -139,11 +139,9 @@ def pytest_runtest_setup(item: Any) -> None:
 
     if not hasattr(function, "own_settings"):
         function.own_settings = function._hypothesis_internal_use_settings
-    max_examples = item.config.getoption("spec_max_examples")
+    examples = function.own_settings.max_examples  # a test of the house that draws states its number
     if _is_property(item):
-        examples = examples_of(_component(item), max_examples, EXAMPLES)
-    else:  # a test of the house that draws: it states its number, or takes Hypothesis's
-        examples = function.own_settings.max_examples
+        examples = examples_of(_component(item), item.config.getoption("spec_max_examples"))
     function._hypothesis_internal_use_settings = fitted_settings(function, function.own_settings, max_examples=examples)
 
 

@@ -18,7 +18,7 @@ from typing import Any
 
 from spec_tests.kit import xfails as xfail_files
 from spec_tests.kit.report import Report, Result
-from spec_tests.kit.worker import EXAMPLES, Event, plan, run_property, shares
+from spec_tests.kit.worker import EXAMPLES, Event, introduction, plan, run_property, shares
 
 THOROUGH = 1000
 TIME_LIMIT = 20.0
@@ -193,17 +193,7 @@ def _run_here(wanted: Any, collector: _Collector, take: Callable[[Event], None])
     except CannotLoad as problem:
         raise CannotRun(str(problem)) from problem
     subject = loaded.subject
-    take(
-        {
-            "event": "loaded",
-            "name": subject.name,
-            "dtype": subject.dtype.name,
-            "arrays": subject.arrays,
-            "import_code": loaded.import_code,
-            "xfails_file": str(loaded.xfails_file) if loaded.xfails_file else None,
-            "offers": loaded.offers,
-        }
-    )
+    take(introduction(loaded))
     take(plan(loaded, all_properties(), collector.components, collector.ids))
     by_id = {prop.id: prop for prop in all_properties()}
     for prop_id in [p["id"] for p in collector.planned or ()]:

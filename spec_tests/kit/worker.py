@@ -34,6 +34,20 @@ SHRINKING_SECONDS = 5
 """So long a failing input may be made smaller; Hypothesis alone would take up to five minutes."""
 
 
+def introduction(loaded: "Loaded") -> Event:
+    """Say who the subject is."""
+    subject = loaded.subject
+    return {
+        "event": "loaded",
+        "name": subject.name,
+        "dtype": subject.dtype.name,
+        "arrays": subject.arrays,
+        "import_code": loaded.import_code,
+        "xfails_file": str(loaded.xfails_file) if loaded.xfails_file else None,
+        "offers": loaded.offers,
+    }
+
+
 def plan(loaded: "Loaded", properties: Iterable["Property"], components: list[str] | None, ids: list[str]) -> Event:
     """Say what there is to run: the properties of what the subject offers, among `components` if any are named.
 
@@ -57,9 +71,9 @@ def plan(loaded: "Loaded", properties: Iterable["Property"], components: list[st
     }
 
 
-def examples_of(component: str, max_examples: int | None, default: int = EXAMPLES) -> int:
+def examples_of(component: str, max_examples: int | None) -> int:
     """Give the number of examples to draw: what is asked for, or the default of the component."""
-    return default // COMPOSED.get(component, 1) if max_examples is None else max_examples
+    return EXAMPLES // COMPOSED.get(component, 1) if max_examples is None else max_examples
 
 
 def shares(ids: list[str], workers: int) -> list[list[str]]:
@@ -232,17 +246,7 @@ def main() -> None:
         emit({"event": "cannot", "message": str(problem)})
         os._exit(0)
     subject = loaded.subject
-    emit(
-        {
-            "event": "loaded",
-            "name": subject.name,
-            "dtype": subject.dtype.name,
-            "arrays": subject.arrays,
-            "import_code": loaded.import_code,
-            "xfails_file": str(loaded.xfails_file) if loaded.xfails_file else None,
-            "offers": loaded.offers,
-        }
-    )
+    emit(introduction(loaded))
     planned = plan(loaded, properties, job["components"], job["properties"])
     if job["ids"] is None:
         emit(planned)
