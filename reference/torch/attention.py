@@ -105,6 +105,21 @@ def scaled_dot_product_attention(
     Source: Vaswani et al. 2017, equation 1; Dao et al. 2022 (the fused kernel).
     """
     _check_attention("scaled_dot_product_attention", q, k, v, mask, bias)
+    return _attend(q, k, v, mask=mask, bias=bias, causal=causal, scale=scale)
+
+
+def _attend(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    mask: Tensor | None,
+    bias: Tensor | None = None,
+    causal: bool,
+    scale: float | None = None,
+    guarded: bool = False,
+) -> Tensor:
+    """Attend; `guarded` says that what is not finite has been taken out of keys and values already."""
     if 0 in (q.shape[-2], k.shape[-2]):
         return (q @ k.mT) @ v  # zeros that gradients still flow through
 
@@ -112,7 +127,7 @@ def scaled_dot_product_attention(
     plainly_causal = causal and square and mask is None and bias is None
     allowed = None if plainly_causal else _allowed(q, k, mask, causal)
     reached = None
-    if (plainly_causal or allowed is not None) and not _known_finite(k, v):
+    if (plainly_causal or allowed is not None) and not (guarded or _known_finite(k, v)):
         k, v, reached = _without_broken(k, v, allowed)
 
     nothing, offered = None, bias if allowed is None else allowed
@@ -208,12 +223,18 @@ def multi_head_attention(
         _check_broadcast(component, "mask", mask, (*x.shape[:-1], context.shape[-2]))
         mask = mask.unsqueeze(-3)
 
+    # The compiler gets the guard of `_without_broken` on one tensor instead of three, fused into what surrounds it.
+    guarded = torch.compiler.is_compiling() and causal and mask is None and context is x and x.shape[-2] > 0
+    broken = _broken(x) if guarded else None
+    if broken is not None:
+        x = context = x.masked_fill(broken.unsqueeze(-1), 0)
     q = _split_heads(affine(x, w_q, b_q), n_heads)
     k = _split_heads(affine(context, w_k, b_k), n_heads)
     v = _split_heads(affine(context, w_v, b_v), n_heads)
-    heads = scaled_dot_product_attention(q, k, v, mask=mask, causal=causal)
+    heads = _attend(q, k, v, mask=mask, causal=causal, guarded=guarded)
     side_by_side = heads.transpose(-3, -2).flatten(-2)
-    return side_by_side if w_o is None else affine(side_by_side, w_o, b_o)
+    y = side_by_side if w_o is None else affine(side_by_side, w_o, b_o)
+    return y if broken is None else y.masked_fill(_from_the_first(broken), math.nan)
 
 
 def _split_heads(x: Tensor, n_heads: int) -> Tensor:
@@ -247,16 +268,25 @@ def _without_broken(k: Tensor, v: Tensor, allowed: Tensor | None) -> tuple[Tenso
     causal, where the compiler gets a cheaper form: the place of the first broken key or value tells, for all of d_v.
     """
     if allowed is None and torch.compiler.is_compiling():
-        broken = ~(k.abs().amax(dim=-1).isfinite() & v.abs().amax(dim=-1).isfinite())
-        place = torch.arange(k.shape[-2], device=k.device)
-        reached = place >= torch.where(broken, place, k.shape[-2]).amin(dim=-1, keepdim=True)
-        broken, reached = broken.unsqueeze(-1), reached.unsqueeze(-1)
-        return k.masked_fill(broken, 0), v.masked_fill(broken, 0), reached
+        broken = _broken(k) | _broken(v)
+        hidden = broken.unsqueeze(-1)
+        return k.masked_fill(hidden, 0), v.masked_fill(hidden, 0), _from_the_first(broken)
     if allowed is None:
         allowed = causal_mask(k.shape[-2], device=k.device)
     broken_k, broken_v = ~k.isfinite().all(dim=-1, keepdim=True), ~v.isfinite()
     reached = allowed.to(v.dtype) @ (broken_k | broken_v).to(v.dtype) > 0
     return k.masked_fill(broken_k, 0), v.masked_fill(broken_v, 0), reached
+
+
+def _broken(x: Tensor) -> Tensor:
+    return ~(x * 2**-20).sum(dim=-1).isfinite()  # scaled, so that no sum of finite numbers overflows
+
+
+def _from_the_first(broken: Tensor) -> Tensor:
+    """Tell of each place whether a broken one stands there or earlier, as a column."""
+    place = torch.arange(broken.shape[-1], device=broken.device)
+    first = torch.where(broken, place, broken.shape[-1]).amin(dim=-1, keepdim=True)
+    return (place >= first).unsqueeze(-1)
 
 
 def _fused(q: Tensor, k: Tensor, v: Tensor, offered: Tensor | None, *, causal: bool, scale: float | None) -> Tensor:

@@ -442,6 +442,9 @@ class TestWithoutChecks:
                 "weights": lambda q, k: rt.attention_weights(q, k, mask=mask, bias=bias, causal=True),
                 "attention": lambda q, k: rt.scaled_dot_product_attention(q, k, v, mask=mask, bias=bias, causal=True),
                 "broken, causal": lambda k: rt.scaled_dot_product_attention(k, k, broken, causal=True),
+                "broken tokens": lambda x: rt.multi_head_attention(
+                    torch.cat((x[:, :3], x[:, 3:] * float("nan")), dim=1).detach(), w, w, w, w, n_heads=2, causal=True
+                ),
                 "deviation": lambda x: rt.layer_norm(x, None, w[0], variant="std_plus_eps"),
                 "mlp": lambda x: rt.feed_forward(x, w, w[0], w, None, activation="gelu_tanh", keep=x > 0, rate=0.5),
                 "loss": lambda x: rt.cross_entropy(x, ids, label_smoothing=0.1),
