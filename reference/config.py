@@ -81,7 +81,10 @@ class ModelConfig:
             size = getattr(self, name)
             least = 0 if name == "n_layers" else 1
             if isinstance(size, bool) or not isinstance(size, int) or size < least:
-                raise ValueError(f"ModelConfig: {name} must be a whole number of at least {least}, got {size!r}")
+                raise ValueError(
+                    f"ModelConfig: {name} must be a whole number of at least {least}, got {size!r}; "
+                    f"give {least} or more"
+                )
         if self.d_model % self.n_heads:
             small = [n for n in range(1, math.isqrt(self.d_model) + 1) if self.d_model % n == 0]
             divisors = ", ".join(map(str, sorted({*small, *(self.d_model // n for n in small)})))
@@ -91,23 +94,26 @@ class ModelConfig:
             )
         if not isinstance(self.positions, Positions):
             raise ValueError(
-                f"ModelConfig: positions must be Sinusoidal, Learned or NoPositions, got {self.positions!r}"
+                f"ModelConfig: positions must be Sinusoidal, Learned or NoPositions, got {self.positions!r}; "
+                f"give one of them, as Learned()"
             )
         if not isinstance(self.norm, Norm):
-            raise ValueError(f"ModelConfig: norm must be a LayerNorm, got {self.norm!r}")
+            raise ValueError(f"ModelConfig: norm must be a LayerNorm, got {self.norm!r}; give LayerNorm()")
         if not (math.isfinite(self.embedding_scale) and self.embedding_scale != 0):
-            raise ValueError(f"ModelConfig: embedding_scale must be finite and not 0, got {self.embedding_scale}")
+            raise ValueError(
+                f"ModelConfig: embedding_scale must be finite and not 0, got {self.embedding_scale}; give 1"
+            )
         if not 0 <= self.dropout < 1:
-            raise ValueError(f"ModelConfig: dropout must lie in [0, 1), got {self.dropout}")
+            raise ValueError(f"ModelConfig: dropout must lie in [0, 1), got {self.dropout}; give 0 for none")
         if not self.norm.eps >= 0:
-            raise ValueError(f"ModelConfig: norm.eps must not be negative, got {self.norm.eps}")
+            raise ValueError(f"ModelConfig: norm.eps must not be negative, got {self.norm.eps}; give 1e-5")
         for name, value, choices in (
             ("norm_placement", self.norm_placement, ("pre", "post")),
             ("activation", self.activation, ACTIVATIONS),
             ("norm.variant", self.norm.variant, VARIANTS),
         ):
             if value not in choices:
-                raise ValueError(f"ModelConfig: {name} must be one of {', '.join(choices)}, got {value!r}")
+                raise ValueError(f"ModelConfig: {name} must be one of {', '.join(choices)}, got {value!r}; choose one")
 
     @property
     def d_k(self) -> int:

@@ -5,6 +5,7 @@ batches 0 ... 36 were drawn before it. So a run has no generator to carry, and a
 the same batches.
 """
 
+import hashlib
 import stat
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -12,7 +13,10 @@ from pathlib import Path
 from typing import Literal, Protocol
 
 import numpy as np
-from jaxtyping import Integer
+from jaxtyping import Bool, Integer
+
+from reference.config import ModelConfig
+from reference.parameters import Tree
 
 VOCAB = 256
 """Tokens are bytes."""
@@ -41,6 +45,29 @@ def sampling_uniforms(seed: int) -> Iterator[float]:
     source = generator(seed, "sampling")
     while True:
         yield float(source.random())
+
+
+def keep_masks(config: ModelConfig, batch_shape: tuple[int, ...], *, seed: int, step: int) -> Tree | None:
+    r"""Draw the keep-masks of dropout of step 0, 1, 2, ..., for ids of shape `batch_shape`; None at a rate of 0.
+
+    $$ keep = [u \geq rate], \qquad u \sim U[0, 1) $$
+
+    in the shape of the tree that `transformer` takes: `positions`, and in `blocks` for each block `attention`,
+    `mlp_hidden` and `mlp`. All come in this order from the one generator of `(seed, "dropout", step)`.
+
+    Source: Srivastava et al. 2014, section 4.
+    """
+    if config.dropout == 0:
+        return None
+    source = generator(seed, "dropout", step)
+
+    def draw(width: int) -> Bool[np.ndarray, "*batch seq width"]:
+        return source.random((*batch_shape, width)) >= config.dropout
+
+    def draw_block() -> Tree:
+        return {"attention": draw(config.d_model), "mlp_hidden": draw(config.d_ff), "mlp": draw(config.d_model)}
+
+    return {"positions": draw(config.d_model), "blocks": [draw_block() for _ in range(config.n_layers)]}
 
 
 def byte_tokens(text: bytes) -> Integer[np.ndarray, "seq"]:
@@ -156,13 +183,25 @@ class ShuffledSequences:
             yield self._rows(self.sequences[first : first + self.batch_size])
 
 
+def digest(*parts: TextWindows | ShuffledSequences) -> str:
+    """Give the SHA-256 of the tokens of data sets, in hexadecimal: the same for the same data, wherever they lie."""
+    found = hashlib.sha256()
+    for part in parts:
+        tokens = part.tokens if isinstance(part, TextWindows) else part.sequences
+        found.update(f"{tokens.dtype.str} {tokens.shape} ".encode())
+        found.update(np.ascontiguousarray(tokens).data)
+    return found.hexdigest()
+
+
 def _file_bytes(path: Path) -> bytes:
     if not stat.S_ISREG(path.stat().st_mode):  # a folder, or endless like a device
         raise ValueError(f"datasets: data must be a regular file, got {path}; give a file, builtin or random")
     return path.read_bytes()
 
 
-def datasets(source: str, *, seq: int, batch_size: int, seed: int) -> tuple[Dataset, Dataset]:
+def datasets(
+    source: str, *, seq: int, batch_size: int, seed: int
+) -> tuple[TextWindows | ShuffledSequences, TextWindows | ShuffledSequences]:
     """Give training and validation data of a source: `builtin`, `random`, or the path of a file of any kind.
 
     Raises ValueError where the source is too small for one window in each part, OSError where it cannot be

@@ -61,8 +61,10 @@ class Recipe:
             raise ValueError(
                 f"Recipe: weight_decay must be finite and not negative, got {self.weight_decay}; give 0 for none"
             )
-        if self.clip_norm is not None and not self.clip_norm > 0:
-            raise ValueError(f"Recipe: clip_norm must be positive, got {self.clip_norm}; give 1.0, or None not to clip")
+        if self.clip_norm is not None and not 0 < self.clip_norm < math.inf:
+            raise ValueError(
+                f"Recipe: clip_norm must be positive and finite, got {self.clip_norm}; give 1.0, or None not to clip"
+            )
 
 
 def to_json(recipe: Recipe) -> dict[str, Any]:

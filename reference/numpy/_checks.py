@@ -41,4 +41,7 @@ def in_range(component: str, name: str, value: Any, low: float, high: float, *, 
     """Raise ValueError unless low <= value <= high (or < high); NaN is out of every range."""
     if not (low <= value < high if open_high else low <= value <= high):
         end = ")" if open_high or high == float("inf") else "]"
-        raise ValueError(f"{component}: {name} must lie in [{low:g}, {high:g}{end}, got {value!r}")
+        fix = f"give {low:g} or more"
+        if high < float("inf"):
+            fix += f", but {'less than' if open_high else 'at most'} {high:g}"
+        raise ValueError(f"{component}: {name} must lie in [{low:g}, {high:g}{end}, got {value!r}; {fix}")

@@ -3,7 +3,7 @@
 import numpy as np
 from jaxtyping import Float, Integer
 
-from reference.numpy._checks import ids_in_range, no_empty_axis
+from reference.numpy._checks import ids_in_range, no_empty_axis, one_dtype
 
 
 def token_embedding(
@@ -23,3 +23,26 @@ def token_embedding(
     no_empty_axis("token_embedding", table, "vocab d_model")
     ids_in_range("token_embedding", "ids", ids, table.shape[0], "vocab")
     return scale * table[ids]
+
+
+def token_embedding_vjp(
+    cotangent: Float[np.ndarray, "*batch seq d_model"],
+    ids: Integer[np.ndarray, "*batch seq"],
+    table: Float[np.ndarray, "vocab d_model"],
+    *,
+    scale: float = 1.0,
+) -> tuple[Float[np.ndarray, "vocab d_model"]]:
+    r"""Give the gradient of the table: each row gathers what its token got, at all its places.
+
+    $$ dE_v = s \sum_{t : \mathrm{id}_t = v} dh_t $$
+
+    so that the row of a token that does not occur is 0. Raises as `token_embedding` does.
+
+    Source: the transpose of the lookup; Rumelhart et al. 1986 (the chain rule backwards).
+    """
+    one_dtype("token_embedding_vjp", table=table, cotangent=cotangent)
+    no_empty_axis("token_embedding", table, "vocab d_model")
+    ids_in_range("token_embedding", "ids", ids, table.shape[0], "vocab")
+    d_table = np.zeros_like(table)
+    np.add.at(d_table, ids, scale * cotangent)
+    return (d_table,)

@@ -8,6 +8,7 @@ from jaxtyping import Bool, Float
 
 from reference.config import ACTIVATIONS, Activation
 from reference.numpy._checks import in_range, no_empty_axis, one_dtype
+from reference.numpy._products import affine, affine_vjp
 
 
 def relu(x: Float[np.ndarray, "*shape"]) -> Float[np.ndarray, "*shape"]:
@@ -20,6 +21,19 @@ def relu(x: Float[np.ndarray, "*shape"]) -> Float[np.ndarray, "*shape"]:
     Source: Glorot et al. 2011, section 3; Vaswani et al. 2017, equation 2.
     """
     return np.asarray(np.maximum(x, 0))
+
+
+def relu_vjp(
+    cotangent: Float[np.ndarray, "*shape"], x: Float[np.ndarray, "*shape"]
+) -> tuple[Float[np.ndarray, "*shape"]]:
+    r"""Give the gradient of x: what was cut off learns nothing.
+
+    $$ dx = dy \odot [\, x > 0 \,] $$
+
+    Source: Glorot et al. 2011, section 3.
+    """
+    one_dtype("relu_vjp", x=x, cotangent=cotangent)
+    return (np.where(x > 0, cotangent, 0),)
 
 
 def gelu(
@@ -38,10 +52,34 @@ def gelu(
     Source: Hendrycks & Gimpel 2016, section 2.
     """
     if approximate == "none":
-        return np.asarray(x / 2 * (1 + _erf(np.asarray(x / math.sqrt(2)))))
+        return np.asarray(x * _normal_cdf(x))
     if approximate == "tanh":
-        return np.asarray(x / 2 * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3))))
+        return np.asarray(x / 2 * (1 + np.tanh(_tanh_argument(x))))
     raise ValueError(f"gelu: approximate must be 'none' or 'tanh', got {approximate!r}")
+
+
+def gelu_vjp(
+    cotangent: Float[np.ndarray, "*shape"],
+    x: Float[np.ndarray, "*shape"],
+    *,
+    approximate: Literal["none", "tanh"] = "none",
+) -> tuple[Float[np.ndarray, "*shape"]]:
+    r"""Give the gradient of x.
+
+    $$ dx = dy \odot (\Phi(x) + x \, \varphi(x)), \qquad \varphi(x) = e^{-x^2 / 2} / \sqrt{2 \pi} $$
+
+    and for the tanh form, with u its argument:
+
+    $$ dx = dy \odot \left(\tfrac12 (1 + \tanh u) + \tfrac{x}{2} (1 - \tanh^2 u) \, u'\right), \qquad
+       u' = \sqrt{2 / \pi} \, (1 + 3 \cdot 0.044715 \, x^2) $$
+
+    Raises ValueError for another form.
+
+    Source: Hendrycks & Gimpel 2016, section 2, differentiated.
+    """
+    one_dtype("gelu_vjp", x=x, cotangent=cotangent)
+    _, slope = _gelu_with_slope(x, approximate)
+    return (np.asarray(cotangent * slope),)
 
 
 def dropout(
@@ -59,6 +97,25 @@ def dropout(
     """
     in_range("dropout", "rate", rate, 0, 1, open_high=True)
     return np.asarray(x * keep / (1 - rate))
+
+
+def dropout_vjp(
+    cotangent: Float[np.ndarray, "*shape"],
+    x: Float[np.ndarray, "*shape"],
+    keep: Bool[np.ndarray, "*shape"],
+    *,
+    rate: float,
+) -> tuple[Float[np.ndarray, "*shape"]]:
+    r"""Give the gradient of x: what was dropped learns nothing, the rest by the same factor.
+
+    $$ dx = dy \odot keep \, / \, (1 - rate) $$
+
+    Raises ValueError for a rate outside [0, 1).
+
+    Source: Srivastava et al. 2014, section 10.
+    """
+    one_dtype("dropout_vjp", x=x, cotangent=cotangent)
+    return (dropout(cotangent, keep, rate=rate),)
 
 
 def feed_forward(
@@ -86,11 +143,53 @@ def feed_forward(
     no_empty_axis("feed_forward", x, "seq d_model")
     no_empty_axis("feed_forward", w_1, "d_model d_ff")
     in_range("feed_forward", "rate", rate, 0, 1, open_high=True)
-    hidden = x @ w_1 if b_1 is None else x @ w_1 + b_1
-    hidden = _activate(hidden, activation)
+    hidden = _activate(affine(x, w_1, b_1), activation)
     if keep is not None:
         hidden = dropout(hidden, keep, rate=rate)
-    return hidden @ w_2 if b_2 is None else hidden @ w_2 + b_2
+    return affine(hidden, w_2, b_2)
+
+
+def feed_forward_vjp(
+    cotangent: Float[np.ndarray, "*batch seq d_model"],
+    x: Float[np.ndarray, "*batch seq d_model"],
+    w_1: Float[np.ndarray, "d_model d_ff"],
+    b_1: Float[np.ndarray, "d_ff"] | None,
+    w_2: Float[np.ndarray, "d_ff d_model"],
+    b_2: Float[np.ndarray, "d_model"] | None,
+    *,
+    activation: Activation = "gelu",
+    keep: Bool[np.ndarray, "*batch seq d_ff"] | None = None,
+    rate: float = 0.0,
+) -> tuple[
+    Float[np.ndarray, "*batch seq d_model"],
+    Float[np.ndarray, "d_model d_ff"],
+    Float[np.ndarray, "d_ff"] | None,
+    Float[np.ndarray, "d_ff d_model"],
+    Float[np.ndarray, "d_model"] | None,
+]:
+    r"""Give the gradients of x, w_1, b_1, w_2 and b_2.
+
+    With z = x W_1 + b_1 and h = f(z), dropped where `keep` says so:
+
+    $$ dW_2 = h^T dy, \quad db_2 = \textstyle\sum dy, \qquad dz = (dy \, W_2^T) \odot f'(z), \qquad
+       dW_1 = x^T dz, \quad db_1 = \textstyle\sum dz, \quad dx = dz \, W_1^T $$
+
+    where f' holds the factor of dropout too. Raises as `feed_forward` does.
+
+    Source: Vaswani et al. 2017, equation 2, differentiated; Rumelhart et al. 1986.
+    """
+    one_dtype("feed_forward_vjp", x=x, w_1=w_1, b_1=b_1, w_2=w_2, b_2=b_2, cotangent=cotangent)
+    no_empty_axis("feed_forward", x, "seq d_model")
+    no_empty_axis("feed_forward", w_1, "d_model d_ff")
+    in_range("feed_forward", "rate", rate, 0, 1, open_high=True)
+    hidden, slope = _activate_with_slope(affine(x, w_1, b_1), activation)
+    if keep is not None:
+        hidden = dropout(hidden, keep, rate=rate)
+    d_hidden, d_w_2, d_b_2 = affine_vjp(cotangent, hidden, w_2, b_2)
+    if keep is not None:
+        d_hidden = dropout(d_hidden, keep, rate=rate)
+    dx, d_w_1, d_b_1 = affine_vjp(d_hidden * slope, x, w_1, b_1)
+    return dx, d_w_1, d_b_1, d_w_2, d_b_2
 
 
 def _activate(x: Float[np.ndarray, "*shape"], activation: Activation) -> Float[np.ndarray, "*shape"]:
@@ -103,6 +202,45 @@ def _activate(x: Float[np.ndarray, "*shape"], activation: Activation) -> Float[n
             return gelu(x, approximate="tanh")
         case _:
             raise ValueError(f"feed_forward: activation must be one of {', '.join(ACTIVATIONS)}, got {activation!r}")
+
+
+def _activate_with_slope(
+    x: Float[np.ndarray, "*shape"], activation: Activation
+) -> tuple[Float[np.ndarray, "*shape"], Float[np.ndarray, "*shape"]]:
+    """Give f(x) and f'(x), which have most of their work in common."""
+    match activation:
+        case "relu":
+            return relu(x), (x > 0).astype(x.dtype)
+        case "gelu":
+            return _gelu_with_slope(x, "none")
+        case "gelu_tanh":
+            return _gelu_with_slope(x, "tanh")
+        case _:
+            raise ValueError(f"feed_forward: activation must be one of {', '.join(ACTIVATIONS)}, got {activation!r}")
+
+
+def _gelu_with_slope(
+    x: Float[np.ndarray, "*shape"], approximate: str
+) -> tuple[Float[np.ndarray, "*shape"], Float[np.ndarray, "*shape"]]:
+    if approximate == "none":
+        cdf = _normal_cdf(x)
+        density = np.exp(-(x**2) / 2) / math.sqrt(2 * math.pi)
+        return np.asarray(x * cdf), np.asarray(cdf + x * density)
+    if approximate == "tanh":
+        tanh = np.tanh(_tanh_argument(x))
+        u_prime = math.sqrt(2 / math.pi) * (1 + 3 * 0.044715 * x**2)
+        return np.asarray(x / 2 * (1 + tanh)), np.asarray((1 + tanh) / 2 + x / 2 * (1 - tanh**2) * u_prime)
+    raise ValueError(f"gelu: approximate must be 'none' or 'tanh', got {approximate!r}")
+
+
+def _normal_cdf(x: Float[np.ndarray, "*shape"]) -> Float[np.ndarray, "*shape"]:
+    """Give Phi, the probability that a standard normal number is smaller than x."""
+    return np.asarray((1 + _erf(np.asarray(x / math.sqrt(2)))) / 2)
+
+
+def _tanh_argument(x: Float[np.ndarray, "*shape"]) -> Float[np.ndarray, "*shape"]:
+    """Give u, the argument of the tanh form."""
+    return np.asarray(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3))
 
 
 def _erf(x: Float[np.ndarray, "*shape"]) -> Float[np.ndarray, "*shape"]:

@@ -5,10 +5,20 @@ from jaxtyping import Bool, Float, Integer
 
 from reference.config import Learned, ModelConfig, Sinusoidal
 from reference.numpy._checks import no_empty_axis, one_dtype
-from reference.numpy.blocks import normalise, transformer_block
-from reference.numpy.embeddings import token_embedding
+from reference.numpy._products import affine, affine_vjp
+from reference.numpy.blocks import (
+    attention_half,
+    attention_half_vjp,
+    in_the_order_of,
+    mlp_half,
+    mlp_half_vjp,
+    normalise,
+    normalise_vjp,
+    transformer_block,
+)
+from reference.numpy.embeddings import token_embedding, token_embedding_vjp
 from reference.numpy.mlp import dropout
-from reference.numpy.positions import add_positions, sinusoidal_positions
+from reference.numpy.positions import add_positions, add_positions_vjp, sinusoidal_positions
 from reference.parameters import Tree, check_params, leaves, parameter_shapes
 
 
@@ -26,7 +36,29 @@ def output_head(
     one_dtype("output_head", x=x, w=w, b=b)
     no_empty_axis("output_head", x, "seq d_model")
     no_empty_axis("output_head", w, "d_model vocab")
-    return x @ w if b is None else x @ w + b
+    return affine(x, w, b)
+
+
+def output_head_vjp(
+    cotangent: Float[np.ndarray, "*batch seq vocab"],
+    x: Float[np.ndarray, "*batch seq d_model"],
+    w: Float[np.ndarray, "d_model vocab"],
+    b: Float[np.ndarray, "vocab"] | None = None,
+) -> tuple[
+    Float[np.ndarray, "*batch seq d_model"], Float[np.ndarray, "d_model vocab"], Float[np.ndarray, "vocab"] | None
+]:
+    r"""Give the gradients of x, w and b.
+
+    $$ dx = dlogits \, W^T, \qquad dW = x^T dlogits, \qquad db = \sum dlogits $$
+
+    the latter two summed over all tokens.
+
+    Source: Vaswani et al. 2017, section 3.4, differentiated.
+    """
+    one_dtype("output_head_vjp", x=x, w=w, b=b, cotangent=cotangent)
+    no_empty_axis("output_head", x, "seq d_model")
+    no_empty_axis("output_head", w, "d_model vocab")
+    return affine_vjp(cotangent, x, w, b)
 
 
 def transformer(
@@ -49,31 +81,143 @@ def transformer(
 
     Source: Vaswani et al. 2017, section 3 and figure 1; Radford et al. 2019, section 2.3 (final norm).
     """
+    _check(ids, params, config)
+    x = _embed(ids, params, config, keep)
+    for index, block in enumerate(params["blocks"]):
+        x = transformer_block(x, block, config, mask=mask, keep=_of_block(keep, index))
+    return _predict(x, params, config)
+
+
+def transformer_vjp(
+    cotangent: Float[np.ndarray, "*batch seq vocab"],
+    ids: Integer[np.ndarray, "*batch seq"],
+    params: Tree,
+    config: ModelConfig,
+    *,
+    mask: Bool[np.ndarray, "*#batch seq seq"] | None = None,
+    keep: Tree | None = None,
+) -> tuple[Tree]:
+    r"""Give the gradient of the parameters, in a tree of their shape.
+
+    $$ dh_L = \operatorname{norm}'(dlogits \, W^T), \qquad dh_{l-1} = block_l'(dh_l), \qquad
+       dE_v = s \sum_{t : \mathrm{id}_t = v} dh_{0,t} $$
+
+    and each part's own gradient on the way; a learned P gathers dh_0 over the batch, and a tied table gets what it
+    did as W too. Raises as `transformer` does.
+
+    Source: Vaswani et al. 2017, section 3, differentiated; Press & Wolf 2017, section 3 (tied tables).
+    """
+    one_dtype("transformer_vjp", table=params["token_embedding"]["table"], cotangent=cotangent)
+    _, stream = forward_with_stream(ids, params, config, mask=mask, keep=keep)
+    return (backward_from_stream(cotangent, stream, ids, params, config, mask=mask, keep=keep),)
+
+
+def forward_with_stream(
+    ids: Integer[np.ndarray, "*batch seq"],
+    params: Tree,
+    config: ModelConfig,
+    *,
+    mask: Bool[np.ndarray, "*#batch seq seq"] | None = None,
+    keep: Tree | None = None,
+) -> tuple[Float[np.ndarray, "*batch seq vocab"], list[np.ndarray]]:
+    """Give the logits, and the stream before, halfway through and after each block: all that the way back needs."""
+    _check(ids, params, config)
+    stream = [_embed(ids, params, config, keep)]
+    for index, block in enumerate(params["blocks"]):
+        stream.append(attention_half(stream[-1], block, config, mask=mask, keep=_of_block(keep, index)))
+        stream.append(mlp_half(stream[-1], block, config, keep=_of_block(keep, index)))
+    return _predict(stream[-1], params, config), stream
+
+
+def backward_from_stream(
+    cotangent: Float[np.ndarray, "*batch seq vocab"],
+    stream: list[np.ndarray],
+    ids: Integer[np.ndarray, "*batch seq"],
+    params: Tree,
+    config: ModelConfig,
+    *,
+    mask: Bool[np.ndarray, "*#batch seq seq"] | None = None,
+    keep: Tree | None = None,
+) -> Tree:
+    """Give the gradient of the parameters, from the stream that `forward_with_stream` gave."""
+    dx, d_table, gradients = _predict_vjp(cotangent, stream[-1], params, config)
+    d_blocks: list[Tree] = []
+    for index, block in reversed(list(enumerate(params["blocks"]))):
+        before, halfway = stream[2 * index], stream[2 * index + 1]
+        dx, d_second = mlp_half_vjp(dx, halfway, block, config, keep=_of_block(keep, index))
+        dx, d_first = attention_half_vjp(dx, before, block, config, mask=mask, keep=_of_block(keep, index))
+        d_blocks.insert(0, in_the_order_of(block, {**d_first, **d_second}))
+    gradients["blocks"] = d_blocks
+    if keep is not None:
+        dx = dropout(dx, keep["positions"], rate=config.dropout)
+    if isinstance(config.positions, Learned):
+        dx, d_positions = add_positions_vjp(dx, stream[0], params["positions"]["table"])
+        gradients["positions"] = {"table": d_positions}
+    (d_embedding,) = token_embedding_vjp(dx, ids, params["token_embedding"]["table"], scale=config.embedding_scale)
+    gradients["token_embedding"] = {"table": d_embedding if d_table is None else d_embedding + d_table}
+    return in_the_order_of(params, gradients)
+
+
+def _check(ids: np.ndarray, params: Tree, config: ModelConfig) -> None:
     check_params("transformer", params, parameter_shapes(config))
     one_dtype("transformer", **dict(leaves(params)))
-    seq = ids.shape[-1]
-    if seq > config.max_len:
+    if ids.shape[-1] > config.max_len:
         raise ValueError(
-            f"transformer: seq must not exceed max_len, got {seq} and {config.max_len}; "
+            f"transformer: seq must not exceed max_len, got {ids.shape[-1]} and {config.max_len}; "
             f"keep the last {config.max_len} tokens, or use a model with a longer max_len"
         )
-    table = params["token_embedding"]["table"]
-    x = token_embedding(ids, table, scale=config.embedding_scale)
+
+
+def _embed(
+    ids: Integer[np.ndarray, "*batch seq"], params: Tree, config: ModelConfig, keep: Tree | None
+) -> Float[np.ndarray, "*batch seq d_model"]:
+    """Give h_0: what the tokens are and where they stand."""
+    x = token_embedding(ids, params["token_embedding"]["table"], scale=config.embedding_scale)
     match config.positions:
         case Sinusoidal(base=base):
-            x = add_positions(x, sinusoidal_positions(seq, config.d_model, base=base, dtype=x.dtype))
+            x = add_positions(x, sinusoidal_positions(ids.shape[-1], config.d_model, base=base, dtype=x.dtype))
         case Learned():
             x = add_positions(x, params["positions"]["table"])
         case _:
             pass
-    if keep is not None:
-        x = dropout(x, keep["positions"], rate=config.dropout)
-    for index, block in enumerate(params["blocks"]):
-        x = transformer_block(x, block, config, mask=mask, keep=None if keep is None else keep["blocks"][index])
+    return x if keep is None else dropout(x, keep["positions"], rate=config.dropout)
+
+
+def _predict(
+    x: Float[np.ndarray, "*batch seq d_model"], params: Tree, config: ModelConfig
+) -> Float[np.ndarray, "*batch seq vocab"]:
+    """Give the logits of the stream's end."""
     if config.final_norm:
         x = normalise(x, params.get("final_norm", {}), config)
+    return output_head(x, *_head(params, config))
+
+
+def _predict_vjp(
+    cotangent: Float[np.ndarray, "*batch seq vocab"],
+    x: Float[np.ndarray, "*batch seq d_model"],
+    params: Tree,
+    config: ModelConfig,
+) -> tuple[Float[np.ndarray, "*batch seq d_model"], Float[np.ndarray, "vocab d_model"] | None, Tree]:
+    """Give the gradients of x, of a tied table, and of the head and the final norm."""
+    gain_and_bias = params.get("final_norm", {})
+    normed = normalise(x, gain_and_bias, config) if config.final_norm else x
+    dx, d_w, d_b = output_head_vjp(cotangent, normed, *_head(params, config))
+    d_norm: Tree = {}
+    if config.final_norm:
+        dx, d_norm = normalise_vjp(dx, x, gain_and_bias, config)
+    d_head = in_the_order_of(params.get("output_head", {}), {"w": d_w, "b": d_b})
+    return dx, d_w.T if config.tied_head else None, {"final_norm": d_norm, "output_head": d_head}
+
+
+def _head(
+    params: Tree, config: ModelConfig
+) -> tuple[Float[np.ndarray, "d_model vocab"], Float[np.ndarray, "vocab"] | None]:
     head = params.get("output_head", {})
-    return output_head(x, table.T if config.tied_head else head["w"], head.get("b"))
+    return params["token_embedding"]["table"].T if config.tied_head else head["w"], head.get("b")
+
+
+def _of_block(keep: Tree | None, index: int) -> Tree | None:
+    return None if keep is None else keep["blocks"][index]
 
 
 def parameter_count(config: ModelConfig) -> int:

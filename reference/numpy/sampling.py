@@ -30,9 +30,9 @@ def next_token_distribution(
     no_empty_axis("next_token_distribution", logits, "vocab")
     in_range("next_token_distribution", "temperature", temperature, 0, np.inf, open_high=True)
     if top_k is not None and top_k < 1:
-        raise ValueError(f"next_token_distribution: top_k must be at least 1, got {top_k}; None keeps all")
+        raise ValueError(f"next_token_distribution: top_k must be at least 1, got {top_k}; give more, or None for all")
     if top_p is not None and not 0 < top_p <= 1:
-        raise ValueError(f"next_token_distribution: top_p must lie in (0, 1], got {top_p}; None keeps all")
+        raise ValueError(f"next_token_distribution: top_p must lie in (0, 1], got {top_p}; give one such as 0.9")
 
     by_rank = np.argsort(-logits, axis=-1, kind="stable")
     rank = np.argsort(by_rank, axis=-1)
@@ -71,14 +71,15 @@ def sample(
     no_empty_axis("sample", probabilities, "vocab")
     p = probabilities.astype(np.float64)
     if not (p >= 0).all():
-        raise ValueError("sample: probabilities must be at least 0, got a negative one or NaN")
+        raise ValueError("sample: probabilities must be at least 0, got a negative one or NaN; give a softmax")
     total = p.sum(axis=-1)
     if not (np.abs(total - 1) <= 1e-6).all():
         raise ValueError(
-            f"sample: each row of probabilities must sum to 1, got {total[np.abs(total - 1) > 1e-6].flat[0]}"
+            f"sample: each row of probabilities must sum to 1, got {total[np.abs(total - 1) > 1e-6].flat[0]}; "
+            f"divide each row by its sum"
         )
     if not ((uniform >= 0) & (uniform < 1)).all():
-        raise ValueError("sample: uniform must lie in [0, 1), got a number outside")
+        raise ValueError("sample: uniform must lie in [0, 1), got a number outside; draw it as with random()")
     drawn = (np.cumsum(p, axis=-1) <= uniform[..., None]).sum(axis=-1)
     last_possible = p.shape[-1] - 1 - np.argmax(p[..., ::-1] > 0, axis=-1)
     return np.asarray(np.minimum(drawn, last_possible), np.int64)

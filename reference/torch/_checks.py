@@ -70,7 +70,10 @@ def check_range(component: str, name: str, value: float, low: float, high: float
     """Raise ValueError unless low <= value <= high (`below`: < high); NaN is in no range."""
     if not (low <= value < high if below else low <= value <= high):
         end = ")" if below or math.isinf(high) else "]"
-        raise ValueError(f"{component}: {name} must lie in [{low:g}, {high:g}{end}, got {value!r}")
+        fix = f"give {low:g} or more"
+        if high < math.inf:
+            fix += f", but {'less than' if below else 'at most'} {high:g}"
+        raise ValueError(f"{component}: {name} must lie in [{low:g}, {high:g}{end}, got {value!r}; {fix}")
 
 
 def readable(x: Tensor) -> bool:

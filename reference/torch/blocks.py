@@ -1,6 +1,7 @@
 """One layer of the transformer."""
 
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from jaxtyping import Bool, Float
@@ -37,26 +38,23 @@ def transformer_block(
     check_params("transformer_block", params, block_shapes(config))
     check_input("transformer_block", "x", x, "seq d_model")
 
-    def drop(y: Tensor, site: str) -> Tensor:
-        return y if keep is None else dropout(y, keep[site], rate=config.dropout)
-
-    def attend(x: Tensor) -> Tensor:
-        weights = {"w_o": None} | params["attention"]
-        y = multi_head_attention(x, **weights, n_heads=config.n_heads, mask=mask, causal=config.causal)
-        return drop(y, "attention")
-
-    def think(x: Tensor) -> Tensor:
-        hidden = None if keep is None else keep["mlp_hidden"]
-        y = feed_forward(x, **params["mlp"], activation=config.activation, keep=hidden, rate=config.dropout)
-        return drop(y, "mlp")
-
-    def norm_1(x: Tensor) -> Tensor:
-        return normalise(x, params.get("norm_1", {}), config)
-
-    def norm_2(x: Tensor) -> Tensor:
-        return normalise(x, params.get("norm_2", {}), config)
-
+    attend = partial(_attend, params=params["attention"], config=config, mask=mask, keep=keep)
+    think = partial(_think, params=params["mlp"], config=config, keep=keep)
+    norm_1 = partial(normalise, gain_and_bias=params.get("norm_1", {}), config=config)
+    norm_2 = partial(normalise, gain_and_bias=params.get("norm_2", {}), config=config)
     return _residual(x, attend, norm_1, think, norm_2, config)
+
+
+def _attend(x: Tensor, *, params: Tree, config: ModelConfig, mask: Tensor | None, keep: Tree | None) -> Tensor:
+    weights: Tree = {"w_o": None, **params}
+    y = multi_head_attention(x, **weights, n_heads=config.n_heads, mask=mask, causal=config.causal)
+    return y if keep is None else dropout(y, keep["attention"], rate=config.dropout)
+
+
+def _think(x: Tensor, *, params: Tree, config: ModelConfig, keep: Tree | None) -> Tensor:
+    hidden = None if keep is None else keep["mlp_hidden"]
+    y = feed_forward(x, **params, activation=config.activation, keep=hidden, rate=config.dropout)
+    return y if keep is None else dropout(y, keep["mlp"], rate=config.dropout)
 
 
 def normalise(
@@ -111,17 +109,16 @@ class TransformerBlock(nn.Module):
         keep: Tree | None = None,
     ) -> Float[Tensor, "*batch seq d_model"]:
         """Apply `transformer_block`; without `keep` it draws the masks of dropout in train mode."""
-
-        def site(name: str) -> Tensor | None:
-            return None if keep is None else keep[name]
-
-        def attend(x: Tensor) -> Tensor:
-            return self.dropout(self.attention(x, mask=mask), keep=site("attention"))
-
-        def think(x: Tensor) -> Tensor:
-            return self.dropout(self.mlp(x, keep=site("mlp_hidden")), keep=site("mlp"))
-
+        attend = partial(self._attend, mask=mask, keep=keep)
+        think = partial(self._think, keep=keep)
         return _residual(x, attend, self.norm_1, think, self.norm_2, self.config)
+
+    def _attend(self, x: Tensor, *, mask: Tensor | None, keep: Tree | None) -> Tensor:
+        return self.dropout(self.attention(x, mask=mask), keep=None if keep is None else keep["attention"])
+
+    def _think(self, x: Tensor, *, keep: Tree | None) -> Tensor:
+        hidden, last = (None, None) if keep is None else (keep["mlp_hidden"], keep["mlp"])
+        return self.dropout(self.mlp(x, keep=hidden), keep=last)
 
 
 def norm_for(

@@ -60,5 +60,5 @@ def perplexity(total_loss: float, n_tokens: int) -> Float[Tensor, ""]:
     Source: Jelinek et al. 1977.
     """
     if n_tokens < 1:
-        raise ValueError(f"perplexity: n_tokens must be at least 1, got {n_tokens}")
+        raise ValueError(f"perplexity: n_tokens must be at least 1, got {n_tokens}; give a target that counts")
     return torch.tensor(total_loss / n_tokens, dtype=torch.float64).exp()

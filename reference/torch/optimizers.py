@@ -66,10 +66,10 @@ def clip_grad_norm(grads: Any, *, max_norm: float) -> tuple[Any, Float[Tensor, "
     Source: Pascanu et al. 2013, section 3.2.
     """
     if not 0 < max_norm < math.inf:
-        raise ValueError(f"clip_grad_norm: max_norm must be positive and finite, got {max_norm}")
+        raise ValueError(f"clip_grad_norm: max_norm must be positive and finite, got {max_norm}; give one such as 1")
     named: dict[str, Tensor] = dict(leaves(grads))
     if not named:
-        raise ValueError("clip_grad_norm: grads must hold at least one array, got none")
+        raise ValueError("clip_grad_norm: grads must hold at least one array, got none; give a tree of gradients")
     tensors = list(named.values())
     check_parts("clip_grad_norm", tensors[0], **{path: (grad, grad.shape) for path, grad in named.items()})
 
@@ -78,7 +78,10 @@ def clip_grad_norm(grads: Any, *, max_norm: float) -> tuple[Any, Float[Tensor, "
         largest = torch.stack([grad.abs().amax() for grad in tensors]).amax()
         if readable(largest) and not largest.isfinite():
             path = next(path for path, grad in named.items() if not grad.isfinite().all())
-            raise ValueError(f"clip_grad_norm: gradients must be finite, got NaN or infinity in grads[{path}]")
+            raise ValueError(
+                f"clip_grad_norm: gradients must be finite, got NaN or infinity in grads[{path}]; "
+                f"leave the step out, or lower the learning rate"
+            )
         largest = largest.masked_fill(largest == 0, 1)
         tensors = [grad / largest for grad in tensors]
         length = _length(tensors)
@@ -113,13 +116,18 @@ def warmup_cosine(step: int, *, warmup: int, total: int, max_lr: float, min_lr: 
     Source: Loshchilov & Hutter 2017, equation 5 (without restarts); Goyal et al. 2017, section 2.2 (warm-up).
     """
     if step < 0:
-        raise ValueError(f"warmup_cosine: step must be at least 0, got {step}")
+        raise ValueError(f"warmup_cosine: step must be at least 0, got {step}; count steps from 0")
     if total < 1:
-        raise ValueError(f"warmup_cosine: total must be at least 1, got {total}")
+        raise ValueError(f"warmup_cosine: total must be at least 1, got {total}; give the number of steps of the run")
     if not 0 <= warmup <= total:
-        raise ValueError(f"warmup_cosine: warmup must lie in 0 ... total, got {warmup} and {total}")
+        raise ValueError(
+            f"warmup_cosine: warmup must lie in 0 ... total, got {warmup} and {total}; give a tenth of total, or 0"
+        )
     if not 0 <= min_lr <= max_lr < math.inf:
-        raise ValueError(f"warmup_cosine: rates must satisfy 0 <= min_lr <= max_lr, got {min_lr} and {max_lr}")
+        raise ValueError(
+            f"warmup_cosine: rates must be finite with 0 <= min_lr <= max_lr, got {min_lr} and {max_lr}; "
+            f"give min_lr 0 or a tenth of max_lr"
+        )
     peak, end = max(warmup - 1, 0), total - 1
     if step <= peak:
         rate = max_lr * (step + 1) / (peak + 1)

@@ -33,9 +33,11 @@ def sinusoidal_positions(
     """
     for name, value, least in (("seq", seq, 0), ("d_model", d_model, 1), ("offset", offset, 0)):
         if value < least:
-            raise ValueError(f"sinusoidal_positions: {name} must be at least {least}, got {value}")
+            raise ValueError(
+                f"sinusoidal_positions: {name} must be at least {least}, got {value}; give {least} or more"
+            )
     if not 0 < base < math.inf:
-        raise ValueError(f"sinusoidal_positions: base must be positive and finite, got {base}")
+        raise ValueError(f"sinusoidal_positions: base must be positive and finite, got {base}; give one such as 10000")
     dtype = torch.get_default_dtype() if dtype is None else dtype
     if not dtype.is_floating_point:
         raise TypeError(f"sinusoidal_positions: dtype must be floating, got {dtype}; choose one such as torch.float32")
@@ -64,7 +66,7 @@ def add_positions(
     seq, max_len = x.shape[-2], table.shape[0]
     check_parts("add_positions", x, table=(table, (max_len, x.shape[-1])))
     if offset < 0:
-        raise ValueError(f"add_positions: offset must be at least 0, got {offset}")
+        raise ValueError(f"add_positions: offset must be at least 0, got {offset}; count positions from 0")
     if offset + seq > max_len:
         raise ValueError(
             f"add_positions: offset + seq must not exceed max_len, got {offset} + {seq} and {max_len}; "

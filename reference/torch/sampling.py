@@ -33,9 +33,9 @@ def next_token_distribution(
     check_input("next_token_distribution", "logits", logits, "vocab")
     check_range("next_token_distribution", "temperature", temperature, 0, math.inf, below=True)
     if top_k is not None and top_k < 1:
-        raise ValueError(f"next_token_distribution: top_k must be at least 1, got {top_k}; None keeps all")
+        raise ValueError(f"next_token_distribution: top_k must be at least 1, got {top_k}; give more, or None for all")
     if top_p is not None and not 0 < top_p <= 1:
-        raise ValueError(f"next_token_distribution: top_p must lie in (0, 1], got {top_p}; None keeps all")
+        raise ValueError(f"next_token_distribution: top_p must lie in (0, 1], got {top_p}; give one such as 0.9")
 
     # float64, because a tiny temperature is 0 in float32; stable, because ties go to the lowest id.
     by_rank, ids = logits.double().sort(dim=-1, descending=True, stable=True)
@@ -71,12 +71,15 @@ def sample(probabilities: Float[Tensor, "*batch vocab"], uniform: Float[Tensor, 
     p = probabilities.double()
     if readable(p):
         if not (p >= 0).all():
-            raise ValueError("sample: probabilities must be at least 0, got a negative one or NaN")
+            raise ValueError("sample: probabilities must be at least 0, got a negative one or NaN; give a softmax")
         off = (p.sum(dim=-1) - 1).abs() > 1e-6
         if off.any():
-            raise ValueError(f"sample: each row of probabilities must sum to 1, got {p.sum(dim=-1)[off][0].item()}")
+            raise ValueError(
+                f"sample: each row of probabilities must sum to 1, got {p.sum(dim=-1)[off][0].item()}; "
+                f"divide each row by its sum"
+            )
         if not ((uniform >= 0) & (uniform < 1)).all():
-            raise ValueError("sample: uniform must lie in [0, 1), got a number outside")
+            raise ValueError("sample: uniform must lie in [0, 1), got a number outside; draw it as with random()")
     # A cumulative sum on a parallel device may wobble where p is 0: ask for both.
     possible = p > 0
     past = (p.cumsum(dim=-1) > uniform.double()[..., None]) & possible

@@ -4,51 +4,20 @@ import math
 import sys
 from collections.abc import Callable, Generator, Iterable, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from reference.data import IGNORED, Batch, generator
+from reference.parameters import Tree, leaves, map_tree, tree_from_leaves
 from reference.recipe import Recipe
+from reference.runs import DivergenceError, Evaluation, Moments, OnStep, Step, check_moments
 from reference.torch.losses import cross_entropy, perplexity
-from reference.torch.models import Transformer
+from reference.torch.models import Transformer, export_params
 from reference.torch.optimizers import clip_grad_norm, warmup_cosine
 
-
-@dataclass(frozen=True, kw_only=True)
-class Step:
-    """What one update was: its number, counted from 1, and what it used.
-
-    `loss` is that of its batch before the update, `grad_norm` the norm before clipping.
-    """
-
-    number: int
-    loss: float
-    lr: float
-    grad_norm: float
-    n_tokens: int
-
-
-@dataclass(frozen=True, kw_only=True)
-class Evaluation:
-    """Mean loss a target, and its exponential, over the `n_tokens` targets of a data set."""
-
-    loss: float
-    perplexity: float
-    n_tokens: int
-
-
-class DivergenceError(ArithmeticError):
-    """Training met a NaN or an infinity; the parameters are those before the step that it stopped in."""
-
-    def __init__(self, step: int, name: str, what: str) -> None:
-        self.step = step
-        self.name = name
-        super().__init__(
-            f"train: losses, gradients and parameters must stay finite, got {what} in {name} at step {step}; "
-            f"lower lr or lengthen warmup"
-        )
+__all__ = ["DivergenceError", "Evaluation", "Moments", "Step", "evaluate", "mode", "train"]
 
 
 def train(
@@ -56,24 +25,30 @@ def train(
     batches: Callable[[int], Batch],
     recipe: Recipe,
     *,
-    on_step: Callable[[Step], None] | None = None,
+    moments: Moments | None = None,
+    keep_masks: Callable[[int], Tree | None] | None = None,
+    on_step: OnStep | None = None,
     autocast: torch.dtype | None = None,
     compiled: bool = False,
-) -> None:
-    r"""Train `model` in place for `recipe.steps` updates; step k = 0, 1, ... reads `batches(k)`.
+) -> Moments:
+    r"""Train `model` in place until `recipe.steps` updates are done; step k = 0, 1, ... reads `batches(k)`.
 
     $$ g = \nabla_\theta \, loss(\theta), \qquad \theta \leftarrow AdamW(\theta, clip(g), lr_k) $$
 
-    where lr_k is `warmup_cosine(k)`. Weight decay acts on matrices and tables, not on gains and biases.
-    Dropout draws from torch's generator, seeded anew in each step from `(recipe.seed, k)`; the generator is
-    then put back as it was, and so is the model's mode. `on_step` is called after each update.
+    where lr_k is `warmup_cosine(k)`. Weight decay acts on matrices and tables, not on gains and biases. `on_step` is
+    called after each update. Returns AdamW's moments after the last; a run that is given the `moments` of an earlier
+    one goes on at step moments.step, on the CPU bit for bit as if it had never stopped.
+
+    Dropout keeps what `keep_masks(k)` says, a tree as `transformer` takes. Without it, it draws from torch's
+    generator, seeded anew in each step from `(recipe.seed, k)`; the generator is then put back as it was, and so is
+    the model's mode.
 
     With `autocast` the forward pass computes its matrix products in that dtype, while parameters, gradients,
     residual stream, loss and the optimizer's state keep the parameters' dtype. With `compiled` the forward
     pass and the loss are one graph of `torch.compile`.
 
     Raises DivergenceError where a loss or gradient is NaN or infinite, before it reaches a parameter;
-    ValueError and IndexError where a batch does not fit the model.
+    ValueError and IndexError where a batch does not fit the model, ValueError where the moments do not.
 
     Source: Loshchilov & Hutter 2019 (AdamW); Pascanu et al. 2013 (clipping); Micikevicius et al. 2018,
     section 3.1 (full-precision copies of the weights).
@@ -82,16 +57,27 @@ def train(
     parameters = list(named.values())
     device = parameters[0].device
     optimizer = _adamw(parameters, recipe)
+    if moments is not None:
+        check_moments(moments, tree_from_leaves({name: tuple(p.shape) for name, p in named.items()}), recipe.steps)
+    _remember(optimizer, named, moments)
+    done = 0 if moments is None else moments.step
 
-    def batch_loss(ids: Tensor, targets: Tensor) -> Tensor:
-        return _loss(model, ids, targets, autocast)
+    def batch_loss(ids: Tensor, targets: Tensor, keep: Tree | None) -> Tensor:
+        return _loss(model, ids, targets, autocast, keep)
+
+    def snapshot() -> tuple[Tree, Moments]:
+        return export_params(model), _moments(optimizer, named, done)
 
     loss_of = torch.compile(batch_loss, fullgraph=True) if compiled else batch_loss
     with mode(model, training=True), _generator_restored(device):
-        for k in range(recipe.steps):
-            ids, targets = _tensors(batches(k), model.config.vocab, device)
+        for k in range(done, recipe.steps):
+            batch = batches(k)
+            ids, targets = _tensors(batch, model.config.vocab, device)
+            keep = None if keep_masks is None else keep_masks(k)
+            if keep is not None:
+                keep = map_tree(lambda mask: torch.as_tensor(mask, device=device), keep)
             torch.manual_seed(int(generator(recipe.seed, "dropout", k).integers(2**63)))
-            loss = loss_of(ids, targets)
+            loss = loss_of(ids, targets, keep)
             optimizer.zero_grad()
             loss.backward()
 
@@ -113,8 +99,11 @@ def train(
             for group in optimizer.param_groups:
                 group["lr"] = lr
             optimizer.step()
+            done = k + 1
             if on_step is not None:
-                on_step(Step(number=k + 1, loss=value, lr=lr, grad_norm=float(norm), n_tokens=targets.numel()))
+                n_tokens = int((batch[1] != IGNORED).sum())
+                on_step(Step(number=done, loss=value, lr=lr, grad_norm=float(norm), n_tokens=n_tokens), snapshot)
+    return _moments(optimizer, named, done)
 
 
 def evaluate(model: Transformer, batches: Iterable[Batch], *, autocast: torch.dtype | None = None) -> Evaluation:
@@ -138,10 +127,12 @@ def evaluate(model: Transformer, batches: Iterable[Batch], *, autocast: torch.dt
     return Evaluation(loss=total / max(n_tokens, 1), perplexity=float(perplexity(total, n_tokens)), n_tokens=n_tokens)
 
 
-def _loss(model: Transformer, ids: Tensor, targets: Tensor, autocast: torch.dtype | None) -> Tensor:
+def _loss(
+    model: Transformer, ids: Tensor, targets: Tensor, autocast: torch.dtype | None, keep: Tree | None = None
+) -> Tensor:
     dtype = next(model.parameters()).dtype
     with torch.autocast(ids.device.type, dtype=autocast, enabled=autocast is not None):
-        logits = model(ids)
+        logits = model(ids, keep=keep)
     return cross_entropy(logits.to(dtype), targets, ignore_index=IGNORED)
 
 
@@ -152,6 +143,33 @@ def _adamw(parameters: list[nn.Parameter], recipe: Recipe) -> torch.optim.AdamW:
     ]
     fused = parameters[0].device.type in ("cpu", "cuda", "mps", "xpu")
     return torch.optim.AdamW([group for group in groups if group["params"]], lr=recipe.lr, fused=fused)
+
+
+def _remember(optimizer: torch.optim.AdamW, named: Mapping[str, nn.Parameter], moments: Moments | None) -> None:
+    m, v = ({}, {}) if moments is None else (dict(leaves(moments.m)), dict(leaves(moments.v)))
+    for name, parameter in named.items():
+        device = parameter.device if optimizer.defaults["fused"] else None  # only the fused kernel counts there
+        state: dict[str, Tensor] = {
+            "step": torch.tensor(0.0 if moments is None else moments.step, dtype=torch.float32, device=device),
+            "exp_avg": torch.zeros_like(parameter, requires_grad=False),
+            "exp_avg_sq": torch.zeros_like(parameter, requires_grad=False),
+        }
+        if moments is not None:
+            state["exp_avg"].copy_(torch.as_tensor(m[name]))
+            state["exp_avg_sq"].copy_(torch.as_tensor(v[name]))
+        optimizer.state[parameter] = state
+
+
+def _moments(optimizer: torch.optim.AdamW, named: Mapping[str, nn.Parameter], step: int) -> Moments:
+    def tree(key: str) -> Tree:
+        return tree_from_leaves({name: _array(optimizer.state[parameter][key]) for name, parameter in named.items()})
+
+    return Moments(step=step, m=tree("exp_avg"), v=tree("exp_avg_sq"))
+
+
+def _array(tensor: Tensor) -> np.ndarray:
+    tensor = tensor.detach().cpu()
+    return np.array((tensor.float() if tensor.dtype == torch.bfloat16 else tensor).numpy())
 
 
 def _tensors(batch: Batch, vocab: int, device: torch.device) -> tuple[Tensor, Tensor]:

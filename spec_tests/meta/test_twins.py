@@ -24,6 +24,7 @@ from spec_tests.subjects.subject import array_annotations
 ROOT = Path(reference.__file__).parent
 TWINS = {"numpy": reference.numpy, "torch": reference.torch}
 STEMS = sorted({component.stem for component in COMPONENTS.values()})
+DIFFERENTIABLE = [name for name, component in COMPONENTS.items() if component.differentiable]
 
 EXTRA_IN_TORCH = {
     ("causal_mask", "device"): "NumPy has no devices",
@@ -41,7 +42,12 @@ LOOPS = {
     r"^\(": "over options that are checked alike, written out",
     r"\.(items|values)\(\)$": "over named arrays: the parts of a call, the leaves of a tree",
     r"\bblocks\b": "over the blocks, which are one after the other by their nature",
-    r"\.shape\b": "over the axes of a shape",
+    r"\.shape\b|^enumerate\(shape\)$": "over the axes of a shape",
+    r"^params$": "over the names in a tree of parameters",
+    r"^ids$": "over the ids of a prompt, to name one that is unknown",
+    r"^batches$": "over the batches of a data set, which are arrays of their own",
+    r"^range\(max_new_tokens\)$": "over the new tokens, each of which follows from those before it",
+    r"^range\(moments\.step, recipe\.steps\)$": "over the updates, each of which starts from the one before it",
     r"^range\(1, width \+ 1\)$": "over the divisors that an error message offers",
 }
 """What the specification may loop over in Python; everything else is arithmetic on whole arrays."""
@@ -98,8 +104,9 @@ def under(modules: set[str], package: str) -> set[str]:
 
 
 def test_the_manifest_lists_what_the_numpy_twin_offers() -> None:
-    """Every public name of `reference.numpy` is a component of the manifest, and the other way round."""
-    assert sorted(reference.numpy.__all__) == sorted(COMPONENTS)
+    """The public names of `reference.numpy` are the components, and the gradients of those that have one."""
+    gradients = [f"{name}_vjp" for name in DIFFERENTIABLE]
+    assert sorted(reference.numpy.__all__) == sorted([*COMPONENTS, *gradients])
 
 
 def test_the_torch_twin_offers_every_component() -> None:
@@ -163,11 +170,50 @@ def test_axes_are_those_of_the_glossary(backend: str, name: str) -> None:
 @pytest.mark.parametrize("name", COMPONENTS)
 def test_a_component_says_what_it_means_and_whence_it_comes(backend: str, name: str) -> None:
     """A component's docstring is a sentence, a formula and a source."""
-    text = inspect.getdoc(getattr(TWINS[backend], name)) or ""
+    says_what_it_means(getattr(TWINS[backend], name))
+
+
+def says_what_it_means(function: Any) -> None:
+    """Hold a docstring to its parts."""
+    text = inspect.getdoc(function) or ""
     first = text.splitlines()[0] if text else ""
     assert re.match(r"[A-Z].*[.;:]$", text.split("\n\n")[0].replace("\n", " ")), first
     assert text.count("$$") >= 2, "no formula"
     assert "\n\nSource: " in text, "no source"
+
+
+# ------------------------------------------------------------------------------------- gradients
+
+
+@pytest.mark.parametrize("name", DIFFERENTIABLE)
+def test_a_gradient_stands_beside_its_component(name: str) -> None:
+    """`<name>_vjp` lives in the file of <name> and takes the result's cotangent, then the very same arguments."""
+    forward, backward = (getattr(reference.numpy, each) for each in (name, f"{name}_vjp"))
+    assert backward.__module__ == forward.__module__
+    cotangent, *others = inspect.signature(backward).parameters.values()
+    assert cotangent.name == "cotangent"
+    assert described(cotangent.annotation) == annotations("numpy", name)["return"]
+    faces = [
+        [(p.name, p.kind, p.default, described(p.annotation)) for p in those]
+        for those in (others, inspect.signature(forward).parameters.values())
+    ]
+    assert faces[0] == faces[1]
+
+
+@pytest.mark.parametrize("name", DIFFERENTIABLE)
+def test_a_gradient_has_the_axes_of_its_argument(name: str) -> None:
+    """A vjp gives a tuple: one gradient for each float array and parameter tree, in the order of the signature."""
+    arguments = annotations("numpy", name)
+    result = arguments.pop("return")
+    assert result.startswith("Float")
+    learning = [hint for argument, hint in arguments.items() if hint.startswith("Float") or argument == "params"]
+    assert annotations("numpy", f"{name}_vjp")["return"] == f"tuple[{', '.join(learning)}]"
+
+
+@pytest.mark.parametrize("name", DIFFERENTIABLE)
+def test_a_gradient_says_what_it_computes(name: str) -> None:
+    """A gradient's docstring is a sentence, the formula that the code follows and a source."""
+    says_what_it_means(getattr(reference.numpy, f"{name}_vjp"))
 
 
 # ------------------------------------------------------------------------------------- two strangers
@@ -188,7 +234,7 @@ def test_the_numpy_twin_does_not_import_torch() -> None:
 
 def test_neutral_modules_belong_to_neither_twin() -> None:
     """What both twins import imports neither of them."""
-    for name in ("axes", "config", "parameters", "components", "data", "checkpoint", "recipe", "shape_checks"):
+    for name in ("axes", "config", "parameters", "components", "data", "checkpoint", "recipe", "runs", "shape_checks"):
         found = imported(ROOT / f"{name}.py")
         assert not under(found, "reference.numpy") | under(found, "reference.torch") | under(found, "torch"), name
 
@@ -206,16 +252,16 @@ def test_annotations_are_not_turned_to_strings() -> None:
 
 
 def test_importing_the_specification_imports_neither_torch_nor_scipy() -> None:
-    """`import reference.numpy` is light: NumPy, jaxtyping and beartype."""
-    code = "import sys, reference.numpy; print(*sorted({'torch', 'scipy', 'matplotlib'} & set(sys.modules)))"
+    """`import reference.numpy` is light: NumPy, jaxtyping and beartype, and no JAX either where it is installed."""
+    code = "import sys, reference.numpy; print(*sorted({'torch', 'scipy', 'matplotlib', 'jax'} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT.parent, capture_output=True, text=True, check=True)
     assert done.stdout.split() == []
 
 
-@pytest.mark.parametrize("stem", STEMS)
-def test_the_specification_computes_on_whole_arrays(stem: str) -> None:
+@pytest.mark.parametrize("path", list(sources("numpy")), ids=lambda path: path.stem)
+def test_the_specification_computes_on_whole_arrays(path: Path) -> None:
     """No Python loop runs over positions, tokens, heads or sequences."""
-    for node in ast.walk(ast.parse((ROOT / "numpy" / f"{stem}.py").read_text())):
+    for node in ast.walk(ast.parse(path.read_text())):
         assert not isinstance(node, ast.While), f"line {node.lineno}: while"
         if isinstance(node, ast.For | ast.comprehension):
             over = ast.unparse(node.iter)
