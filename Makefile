@@ -22,7 +22,8 @@ spec: $(VENV)/.installed ## check a third-party implementation, torch.nn, and pr
 test: $(VENV)/.installed ## run the specification and every other test
 	$(ALONE) $(BIN)/python -m pytest -q -n $(JOBS)
 
-test-all: $(VENV)/.installed ## the same with many more random trials
+test-all: $(VENV)/.installed ## the same with many more random trials, and subjects in JAX
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[jax]'
 	$(ALONE) $(BIN)/python -m pytest -q -n $(JOBS) -m "" --spec-max-examples 1000
 
 lint: $(VENV)/.installed ## ruff, and strict types in the reference

@@ -12,6 +12,9 @@ A property that is true of many components takes a `case` (see `strategies.CASES
     @given(data=st.data())
     def test_agrees_with_the_reference(subject, case, data): ...
 
+A property about gradients (`gradient=True`) calls `subject.softmax_vjp(cotangent, scores)`, and is put to subjects that
+gradients can be had of.
+
 One rule makes `unsupported` honest: a property passes the same options in every example, so that a subject which lacks
 an option leaves out exactly the properties about it.
 """
@@ -36,6 +39,8 @@ class Statement:
     cases: tuple[str, ...]
     needs: tuple[str, ...]
     oracle: bool
+    gradient: bool
+    own: bool
 
 
 @dataclass(frozen=True)
@@ -47,7 +52,12 @@ class Property:
     sentence: str
     function: Callable[..., None]
     needs: tuple[str, ...] = ()
+    gradient: bool = False
     arguments: dict[str, Any] = field(default_factory=dict)
+
+    def is_asked_of(self, subject: Any) -> bool:
+        """Say whether the subject has what the property is about and all that it calls."""
+        return is_asked_of(subject, self.function, self.component)
 
     def run(self, subject: Any) -> None:
         """Run it; whatever it raises is the verdict."""
@@ -55,12 +65,20 @@ class Property:
 
 
 def states(
-    component: str | None = None, *, cases: Iterable[str] = (), needs: Iterable[str] = (), oracle: bool = False
+    component: str | None = None,
+    *,
+    cases: Iterable[str] = (),
+    needs: Iterable[str] = (),
+    oracle: bool = False,
+    gradient: bool = False,
+    own: bool = False,
 ) -> Callable:
     """Declare a test function to be a property of `component`, or of the component of each of `cases`.
 
     `needs` names further components that the property calls; a subject without them is not asked. `oracle` says that it
-    compares with the NumPy reference, which is no test of that reference itself.
+    compares with the NumPy reference, which is no test of that reference itself. `gradient` says that it is about the
+    component's gradient, `<component>_vjp`, which it needs besides; with `own` it is about functions that somebody
+    wrote for it, and not put to gradients that autograd finds.
     """
 
     def declare(function: Callable[..., None]) -> Callable[..., None]:
@@ -70,7 +88,7 @@ def states(
             raise TypeError(f"{function.__name__}: state one component or some cases, not both and not neither")
         if hasattr(function, "hypothesis"):
             function.hypothesis.inner_test = _one_example(function.hypothesis.inner_test)
-        function.statement = Statement(component, tuple(cases), tuple(needs), oracle)
+        function.statement = Statement(component, tuple(cases), tuple(needs), oracle, gradient, own)
         return function
 
     return declare
@@ -101,15 +119,32 @@ def property_id(function: Callable[..., None], case: str | None = None) -> str:
     return f"{component}.{name}.{variant}"
 
 
+def needs_of(function: Callable[..., None], component: str) -> tuple[str, ...]:
+    """Name what a test function calls when it is about this component, the component itself first."""
+    gradients = (f"{component}_vjp",) if function.statement.gradient else ()
+    return (component, *gradients, *function.statement.needs)
+
+
+def is_asked_of(subject: Any, function: Callable[..., None], component: str) -> bool:
+    """Say whether a subject has what a test function about this component calls."""
+    needs = needs_of(function, component)
+    return all(map(subject.offers, needs)) and not (function.statement.own and any(map(subject.by_autograd, needs)))
+
+
 def properties_of(function: Callable[..., None]) -> Iterator[Property]:
     """Give the properties a test function states: one, or one for each of its cases."""
     statement: Statement = function.statement
-    common = {"sentence": sentence_of(function), "function": function, "needs": statement.needs}
-    if statement.component is not None:
-        yield Property(id=property_id(function), component=statement.component, **common)
-    for case in statement.cases:
-        component = case.split(".")[0]
-        yield Property(id=property_id(function, case), component=component, arguments={"case": case}, **common)
+    for case in (None,) if statement.component is not None else statement.cases:
+        component = statement.component if case is None else case.split(".")[0]
+        yield Property(
+            id=property_id(function, case),
+            component=component,
+            sentence=sentence_of(function),
+            function=function,
+            needs=needs_of(function, component),
+            gradient=statement.gradient,
+            arguments={} if case is None else {"case": case},
+        )
 
 
 @functools.cache

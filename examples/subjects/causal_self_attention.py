@@ -1,6 +1,7 @@
 """An nn.Module as a subject:  transformer-spec check examples/subjects/causal_self_attention.py
 
-The module packs its three projections into one, as GPT-2 does. Everything below it is what the kit has to be told.
+The module packs its three projections into one, as GPT-2 does. Everything below it is what the kit has to be told; its
+gradients are those of autograd.
 """
 
 import torch.nn.functional as F  # noqa: N812 (as everybody writes it)

@@ -1,4 +1,4 @@
-"""A function as a subject:  transformer-spec check examples/subjects/softmax.py"""
+"""A function as a subject, and its gradient:  transformer-spec check examples/subjects/softmax.py"""
 
 import numpy as np
 
@@ -8,3 +8,11 @@ def softmax(scores, *, axis=-1):
     exponentials = np.exp(scores - np.where(np.isneginf(largest), 0, largest))
     total = exponentials.sum(axis=axis, keepdims=True)
     return exponentials / np.where(total == 0, 1, total)
+
+
+def softmax_vjp(cotangent, scores, *, axis=-1):
+    """Give the gradient of sum(cotangent * softmax(scores)); without this function there would be none to check."""
+    if (cotangent.shape, cotangent.dtype) != (scores.shape, scores.dtype):
+        raise TypeError(f"a cotangent is like the scores, got {cotangent.dtype} of shape {cotangent.shape}")
+    weights = softmax(scores, axis=axis)
+    return weights * (cotangent - (weights * cotangent).sum(axis=axis, keepdims=True))

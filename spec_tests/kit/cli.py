@@ -116,11 +116,12 @@ class _progress:  # noqa: N801 (reads as `with _progress()`)
 def list_command() -> None:
     """List the components of the specification."""
     from reference.components import COMPONENTS
-    from spec_tests.kit.describe import first_sentence, properties
+    from spec_tests.kit.describe import counted, first_sentence, properties
 
     width = max(map(len, COMPONENTS))
     for name, about in COMPONENTS.items():
-        print(f"{name:<{width}}  {about.stem:<10}  {len(properties(name)):>3} properties  {first_sentence(name)}")
+        stated = counted(properties(name), width=3)
+        print(f"{name:<{width}}  {about.stem:<10}  {stated:<35}  {first_sentence(name)}")
 
 
 @app.command("explain")

@@ -7,7 +7,7 @@ from typing import Any
 import reference.numpy
 from reference.components import COMPONENTS
 from spec_tests.spec import Property, all_properties
-from spec_tests.subjects.subject import array_annotations
+from spec_tests.subjects.contract import VJP, array_annotations, gradient_arguments, is_gradient, signature
 
 
 def first_sentence(component: str) -> str:
@@ -21,10 +21,9 @@ def properties(component: str) -> list[Property]:
 
 
 def plain_signature(component: str) -> str:
-    """Give the signature without its annotations: `layer_norm(x, gamma, beta, *, eps=1e-05)`."""
-    signature = inspect.signature(_function(component))
-    bare = [p.replace(annotation=p.empty) for p in signature.parameters.values()]
-    return f"{component}{signature.replace(parameters=bare, return_annotation=signature.empty)}"
+    """Give the signature without its annotations: `layer_norm(x, gamma, beta, *, eps=1e-05)`; of a gradient too."""
+    bare = [p.replace(annotation=p.empty) for p in signature(component).parameters.values()]
+    return f"{component}{inspect.Signature(bare)}"
 
 
 def shapes(component: str) -> Iterator[tuple[str, str]]:
@@ -48,13 +47,33 @@ def explanation(component: str) -> str:
         f"def {plain_signature(component)}",
         *(f"    {name:<{width}}  {kind}" for name, kind in shapes(component)),
         "",
-        f"{len(stated)} properties",
-        *(f"    {prop.id}\n        {prop.sentence}" for prop in stated),
+        *_gradient_lines(component),
+        counted(stated),
+        *(f"    {prop.id}{'   (gradient)' if prop.gradient else ''}\n        {prop.sentence}" for prop in stated),
         "",
         f"source: {about.source}",
         f"meaning: reference/numpy/{about.stem}.py   production: reference/torch/{about.stem}.py",
     ]
     return "\n".join(lines)
+
+
+def _gradient_lines(component: str) -> Iterator[str]:
+    """Say how the gradient is called, what it is of, and its formulas."""
+    gradient = component + VJP
+    if not is_gradient(gradient):
+        return
+    yield f"def {plain_signature(gradient)}"
+    yield f"    ->  ({''.join(f'{name}, ' for name in gradient_arguments(gradient)).rstrip(' ')})"
+    for paragraph in (inspect.getdoc(getattr(reference.numpy, gradient)) or "").split("\n\n"):
+        if not paragraph.startswith(("Raises ", "Source: ")):
+            yield from (f"    {line}" for line in paragraph.split("\n"))
+            yield ""
+
+
+def counted(stated: list[Property], width: int = 0) -> str:
+    """Say how many properties there are, and how many of them are about gradients."""
+    gradients = sum(prop.gradient for prop in stated)
+    return f"{len(stated):>{width}} properties" + (f", {gradients} of the gradient" if gradients else "")
 
 
 def template() -> str:
@@ -80,10 +99,14 @@ TEMPLATE_HEAD = '''\
 
 Functions get NumPy arrays (copies, theirs to change) and may return anything that numpy.asarray reads. What raises
 NotImplementedError counts as unsupported, and so does an option that a signature lacks.
+
+Gradients are checked where there are any. `gelu_vjp(cotangent, x, *, approximate="none")` beside `gelu` returns a tuple
+with the gradient of sum(cotangent * gelu(x)) for each floating argument, in their order, and None for one that is None;
+`transformer-spec explain gelu` shows it. Functions of tensors need none: autograd finds theirs.
 """
 
 # dtype = "float32"  # what the functions compute in, if it is not float64
-# arrays = "torch"   # to be given tensors instead of NumPy arrays
+# arrays = "torch"   # to be given tensors instead of NumPy arrays; or "jax"
 '''
 
 

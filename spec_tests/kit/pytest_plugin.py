@@ -14,7 +14,6 @@ HOME = Path(__file__).resolve().parents[1]
 
 OWN_SUBJECTS = ("reference.numpy", "reference.torch")
 ORACLE = "reference.numpy"
-EXAMPLES = 25
 
 _loaded = pytest.StashKey[dict[str, Any]]()
 """The subjects of this run, each with its expected failures, by the name they were asked for."""
@@ -34,7 +33,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--spec-max-examples",
         type=int,
         default=int(os.environ.get("SPEC_MAX_EXAMPLES", "0")) or None,
-        help=f"examples a property of the specification draws ({EXAMPLES}, fewer for models)",
+        help="examples a property of the specification draws (few unless given, fewer still for models)",
     )
 
 
@@ -65,6 +64,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 def _load(config: pytest.Config, name: str) -> tuple[Any, Any]:
     """Load a subject, once a run, with the failures that are expected of it."""
     os.environ.setdefault("REFERENCE_SHAPE_CHECKS", "1")
+    os.environ.setdefault("JAX_ENABLE_X64", "1")
     from spec_tests.kit import xfails
     from spec_tests.subjects.loading import CannotLoad, load
 
@@ -116,7 +116,9 @@ def _offered(item: Any) -> bool:
     subject = item.callspec.params["subject"]
     if item.function.statement.oracle and subject.name == ORACLE:
         return False  # it would be compared with itself
-    return all(map(subject.offers, (_component(item), *item.function.statement.needs)))
+    from spec_tests.spec import is_asked_of
+
+    return is_asked_of(subject, item.function, _component(item))
 
 
 def _expect_failure(config: pytest.Config, item: Any) -> None:
@@ -165,7 +167,7 @@ def pytest_runtest_makereport(item: Any, call: pytest.CallInfo) -> Any:
         lines = reproduction(
             [encode_call(made) for made in subject.calls],
             import_code=loaded.import_code,
-            arrays=subject.arrays,
+            manners=subject.manners(),
             dtype=subject.dtype.name,
             should=encode(getattr(call.excinfo.value, "should", None)),
         )

@@ -15,7 +15,7 @@ from rich.text import Text
 
 from reference import SPEC_VERSION
 
-REPORT_VERSION = 1
+REPORT_VERSION = 2
 """The version of the JSON report's form; see report.schema.json."""
 
 VERDICTS = ("passed", "failed", "unsupported", "xfailed", "xpassed", "error")
@@ -32,6 +32,7 @@ class Result:
     component: str
     sentence: str
     verdict: str
+    gradient: bool = False  # whether the property is about the component's gradient
     what: str = ""
     kind: str | None = None  # mismatch, raised, flaky, hang, crash
     got: Any = None
@@ -107,6 +108,7 @@ def _result_json(result: Result) -> dict[str, Any]:
         "component": result.component,
         "sentence": result.sentence,
         "verdict": result.verdict,
+        "gradient": result.gradient,
         "seconds": round(result.seconds, 4),
     }
     for name in ("what", "kind", "got", "should", "reproduction", "output", "reason", "link"):
@@ -166,22 +168,33 @@ def show(report: Report, console: Console) -> None:
     console.print(_last_line(report))
 
 
+COLUMNS = {"passed": "green", "failed": "bold red", "unsupported": "yellow", "xfailed": "yellow"}
+"""The columns of the table, each with its style; what passed against expectation or broke stands with the failed."""
+
+
 def _table(results: Iterable[Result]) -> Table:
-    columns = ("passed", "failed", "unsupported", "xfailed")
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
-    table.add_column("component")
-    for column in columns:
+    table.add_column("component", no_wrap=True)
+    for column in COLUMNS:
         table.add_column(column, justify="right")
-    by_component: dict[str, list[str]] = {}
+    table.add_column("gradients")
+    components: dict[str, tuple[list[str], list[str]]] = {}
     for result in results:
-        column = "failed" if result.bad else result.verdict
-        by_component.setdefault(result.component, []).append(column)
-    for component, verdicts in by_component.items():
-        counts = [verdicts.count(column) for column in columns]
-        styles = ("green", "bold red", "yellow", "yellow")
-        cells = [Text(str(n) if n else "·", style if n else "dim") for n, style in zip(counts, styles, strict=True)]
-        table.add_row(Text(component), *cells)
+        values, gradients = components.setdefault(result.component, ([], []))
+        (gradients if result.gradient else values).append("failed" if result.bad else result.verdict)
+    for component, (values, gradients) in components.items():
+        counts = {column: values.count(column) for column in COLUMNS}
+        cells = [Text(str(n) if n else "·", COLUMNS[column] if n else "dim") for column, n in counts.items()]
+        table.add_row(Text(component), *cells, _gradients_cell(gradients))
     return table
+
+
+def _gradients_cell(verdicts: list[str]) -> Text:
+    """Say in short how the properties about gradients went: `2 failed` of however many, or else `12 passed`."""
+    for column in ("failed", "passed", "xfailed", "unsupported"):
+        if n := verdicts.count(column):
+            return Text(f"{n} {column}", COLUMNS[column])
+    return Text("·", "dim")
 
 
 def _show_failure(result: Result, console: Console) -> None:

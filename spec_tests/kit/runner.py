@@ -55,7 +55,7 @@ def check(
     `subject` is what `transformer-spec check` takes (a file, a dotted module, `"torch_nn"`), which runs in a child
     process that a hang or a crash cannot outlive; or any namespace of functions, which runs in this process, so that
     its hangs are yours. `components` limits what is checked, and so does `properties`, globs of ids. `max_examples`
-    are drawn for each property; 25 unless given, and fewer for whole models. Raises CannotRun where there is nothing
+    are drawn for each property; 10 unless given, and fewer for whole models. Raises CannotRun where there is nothing
     to report.
     """
     components = known_components(components)
@@ -143,6 +143,7 @@ class _Collector:
             id=event["id"],
             component=stated["component"],
             sentence=stated["sentence"],
+            gradient=stated["gradient"],
             calls=tuple(event.get("calls", ())),
             **{name: event[name] for name in names if event.get(name) is not None},
         )
@@ -150,7 +151,7 @@ class _Collector:
             code = reproduction(
                 list(result.calls),
                 import_code=self.subject["import_code"],
-                arrays=self.subject["arrays"],
+                manners=self.subject["manners"],
                 dtype=self.subject["dtype"],
                 got=result.got,
                 should=result.should,

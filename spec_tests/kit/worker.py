@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 Event = dict[str, Any]
 
-EXAMPLES = 16
+EXAMPLES = 10
 COMPOSED = {"transformer_block": 2, "transformer": 3}
 """What holds all other components takes as much longer, so by default so many fewer examples are drawn."""
 
@@ -41,7 +41,7 @@ def introduction(loaded: "Loaded") -> Event:
         "event": "loaded",
         "name": subject.name,
         "dtype": subject.dtype.name,
-        "arrays": subject.arrays,
+        "manners": subject.manners(),
         "import_code": loaded.import_code,
         "xfails_file": str(loaded.xfails_file) if loaded.xfails_file else None,
         "offers": loaded.offers,
@@ -63,9 +63,9 @@ def plan(loaded: "Loaded", properties: Iterable["Property"], components: list[st
         "event": "plan",
         "known": [p.id for p in known],
         "properties": [
-            {"id": p.id, "component": p.component, "sentence": p.sentence}
+            {"id": p.id, "component": p.component, "sentence": p.sentence, "gradient": p.gradient}
             for p in asked
-            if offered.issuperset({p.component, *p.needs})
+            if p.is_asked_of(loaded.subject)
         ],
         "not_offered": [name for name in COMPONENTS if name in wanted - offered],
     }
@@ -231,6 +231,7 @@ def main() -> None:
 
     if job["subject"] == "reference.torch":  # its errors are part of the specification: check its shapes
         os.environ["REFERENCE_SHAPE_CHECKS"] = "1"
+    os.environ.setdefault("JAX_ENABLE_X64", "1")  # said before the subject imports JAX, if it does, and makes arrays
     import hypothesis.internal.conjecture.engine
 
     from spec_tests.kit.wire import encode_call

@@ -9,14 +9,16 @@ from reference.numpy import (
     causal_mask,
     multi_head_attention,
     scaled_dot_product_attention,
+    scaled_dot_product_attention_vjp,
     self_attention,
     softmax,
 )
 from spec_tests.meta.faults import Fault
 
 
-def _fault(component, name, function, *fails):
-    return Fault(f"{component} {name}", {component: function}, tuple(f"{component}.{fail}" for fail in fails))
+def _fault(function_name, name, function, *fails):
+    component = function_name.removesuffix("_vjp")
+    return Fault(f"{function_name} {name}", {function_name: function}, tuple(f"{component}.{fail}" for fail in fails))
 
 
 # ------------------------------------------------------------------------------------------------------------- softmax
@@ -1095,4 +1097,548 @@ MULTI_HEAD = [
     ),
 ]
 
-FAULTS = SOFTMAX + CAUSAL_MASK + WEIGHTS + ATTENTION + SELF_ATTENTION + MULTI_HEAD
+# ----------------------------------------------------------------------------------------------- gradients of softmax
+
+
+def _softmax_vjp(*, weights=softmax, gradient):
+    """Make a gradient of softmax of its weights and a formula for the rows that `axis` says."""
+
+    @_quietly
+    def vjp(cotangent, scores, *, axis=-1):
+        return (gradient(weights(scores, axis=axis), cotangent, axis),)
+
+    return vjp
+
+
+def _right_rows(w, cotangent, axis):
+    return w * (cotangent - (w * cotangent).sum(axis=axis, keepdims=True))
+
+
+SOFTMAX_GRADIENT = [
+    _fault(
+        "softmax_vjp",
+        "forgets what the sum passes back",
+        _softmax_vjp(gradient=lambda w, cotangent, axis: w * cotangent),
+        "the_gradient_of_a_row_sums_to_0",
+        "the_gradient_does_not_see_a_constant_in_the_cotangent",
+        "the_gradient_of_one_weight_is_its_share_of_the_row",
+    ),
+    _fault(
+        "softmax_vjp",
+        "forgets the weight in front",
+        _softmax_vjp(gradient=lambda w, cotangent, axis: cotangent - (w * cotangent).sum(axis=axis, keepdims=True)),
+        "the_gradient_of_a_row_sums_to_0",
+        "the_gradient_is_symmetric",
+        "a_score_of_minus_infinity_has_gradient_0",
+        "at_huge_scores_the_gradient_acts_between_the_largest_only",
+    ),
+    _fault(
+        "softmax_vjp",
+        "takes the plain mean from the cotangent",
+        _softmax_vjp(gradient=lambda w, cotangent, axis: w * (cotangent - cotangent.mean(axis=axis, keepdims=True))),
+        "the_gradient_of_a_row_sums_to_0",
+        "the_gradient_is_symmetric",
+    ),
+    _fault(
+        "softmax_vjp",
+        "is that of the logarithm",
+        _softmax_vjp(gradient=lambda w, cotangent, axis: cotangent - w * cotangent.sum(axis=axis, keepdims=True)),
+        "the_gradient_is_symmetric",
+        "the_gradient_does_not_see_a_constant_in_the_cotangent",
+    ),
+    _fault(
+        "softmax_vjp",
+        "sums over all rows",
+        _softmax_vjp(gradient=lambda w, cotangent, axis: w * (cotangent - (w * cotangent).sum())),
+        "a_row_has_the_gradient_that_it_has_alone",
+        "the_gradient_of_a_row_sums_to_0",
+    ),
+    _fault(
+        "softmax_vjp",
+        "ignores axis",
+        _softmax_vjp(gradient=lambda w, cotangent, axis: _right_rows(w, cotangent, -1)),
+        "the_gradient_follows_the_axis",
+    ),
+    _fault(
+        "softmax_vjp",
+        "subtracts no maximum",
+        _softmax_vjp(weights=_no_maximum_subtracted, gradient=_right_rows),
+        "at_huge_scores_the_gradient_acts_between_the_largest_only",
+        "a_score_of_minus_infinity_has_gradient_0",
+    ),
+]
+
+# ------------------------------------------------------------------------- gradients of attention, one term at a time
+
+
+def _turned(matrix):
+    return matrix.swapaxes(-1, -2)
+
+
+def _finite(x):
+    return np.where(np.isfinite(x), x, 0)
+
+
+def _of_scores(weights, cotangent):
+    return _right_rows(weights, np.where(weights == 0, 0, cotangent), -1)
+
+
+def _of_query(d_scores, weights, k, scale):
+    return scale * d_scores @ _finite(k)
+
+
+def _of_key(d_scores, weights, q, scale):
+    return scale * _turned(d_scores) @ _finite(q)
+
+
+def _of_bias(d_scores, bias, scale):
+    more = d_scores.ndim - bias.ndim
+    spread = tuple(range(more)) + tuple(more + axis for axis, size in enumerate(bias.shape) if size == 1)
+    return d_scores.sum(axis=spread, keepdims=True).reshape(bias.shape)
+
+
+def _of_value(weights, cotangent):
+    return _turned(weights) @ cotangent
+
+
+def _into_weights(cotangent, v):
+    return cotangent @ _turned(_finite(v))
+
+
+def _gradients(
+    *, weigh=attention_weights, of_scores=_of_scores, of_query=_of_query, of_key=_of_key, of_bias=_of_bias,
+    of_value=_of_value, into_weights=_into_weights,
+):  # fmt: skip
+    """Make the gradients of attention and of its weights, with one wrong term."""
+
+    def of_the_weights(cotangent, weights, q, k, bias, scale):
+        scale = 1 / math.sqrt(q.shape[-1]) if scale is None else scale
+        d_scores = of_scores(weights, cotangent)
+        d_bias = None if bias is None else of_bias(d_scores, bias, scale)
+        return of_query(d_scores, weights, k, scale), of_key(d_scores, weights, q, scale), d_bias
+
+    @_quietly
+    def weights_vjp(cotangent, q, k, *, mask=None, bias=None, causal=False, scale=None):
+        weights = weigh(q, k, mask=mask, bias=bias, causal=causal, scale=scale)
+        return of_the_weights(cotangent, weights, q, k, bias, scale)
+
+    @_quietly
+    def attention_vjp(cotangent, q, k, v, *, mask=None, bias=None, causal=False, scale=None):
+        weights = weigh(q, k, mask=mask, bias=bias, causal=causal, scale=scale)
+        d_q, d_k, d_bias = of_the_weights(into_weights(cotangent, v), weights, q, k, bias, scale)
+        return d_q, d_k, of_value(weights, cotangent), d_bias
+
+    return {"attention_weights_vjp": weights_vjp, "scaled_dot_product_attention_vjp": attention_vjp}
+
+
+def _gradient_fault(name, steps, *fails, only_attention=()):
+    """Make one fault of both gradients; `only_attention` are properties of attention alone."""
+    components = ("attention_weights", "scaled_dot_product_attention")
+    named = [f"{component}.{fail}" for component in components for fail in fails]
+    named += [f"scaled_dot_product_attention.{fail}" for fail in only_attention]
+    return Fault(f"the gradient of attention {name}", _gradients(**steps), tuple(named))
+
+
+def _weigh_with(**fixed):
+    def weigh(q, k, **options):
+        return attention_weights(q, k, **{**options, **fixed})
+
+    return weigh
+
+
+def _overflowing(q, k, *, mask=None, bias=None, causal=False, scale=None):
+    scores = _plain_scores(q, k, scale) + (0 if bias is None else bias)
+    return _no_maximum_subtracted(_plain_mask(scores, mask, causal))
+
+
+def _nan_for_a_masked_query(weights, cotangent):
+    nothing = (weights == 0).all(axis=-1, keepdims=True)
+    return np.where(nothing, np.nan, _of_scores(weights, cotangent))
+
+
+def _mean_over_the_batch(d_scores, weights, q, scale):
+    d_k = _of_key(d_scores, weights, q, scale)
+    batch = tuple(range(d_k.ndim - 2))
+    return np.broadcast_to(d_k.mean(axis=batch), d_k.shape)
+
+
+ATTENTION_GRADIENT = [
+    _gradient_fault(
+        "forgets what the sum of the softmax passes back",
+        {"of_scores": lambda weights, cotangent: weights * cotangent},
+        "the_gradients_of_the_keys_sum_to_0",
+        "the_gradient_of_a_querys_bias_sums_to_0",
+        only_attention=("equal_values_give_queries_and_keys_nothing_to_learn",),
+    ),
+    _gradient_fault(
+        "forgets the softmax",
+        {"of_scores": lambda weights, cotangent: cotangent},
+        "the_gradients_of_the_keys_sum_to_0",
+        "a_bias_behind_the_mask_has_gradient_0",
+        "a_hidden_key_has_gradient_0_and_leaves_the_others_theirs",
+        "a_causal_cotangent_reaches_no_later_key",
+    ),
+    _gradient_fault(
+        "forgets the scale of queries",
+        {"of_query": lambda d_scores, weights, k, scale: d_scores @ k},
+        "queries_and_keys_have_the_same_part_in_the_gradient",
+        "the_gradient_of_a_score_reaches_query_and_key_times_the_scale",
+    ),
+    _gradient_fault(
+        "forgets the scale of keys",
+        {"of_key": lambda d_scores, weights, q, scale: _turned(d_scores) @ q},
+        "queries_and_keys_have_the_same_part_in_the_gradient",
+        "the_gradient_of_a_score_reaches_query_and_key_times_the_scale",
+    ),
+    _gradient_fault(
+        "forgets the scale of both",
+        {
+            "of_query": lambda d_scores, weights, k, scale: d_scores @ k,
+            "of_key": lambda d_scores, weights, q, scale: _turned(d_scores) @ q,
+        },
+        "the_gradient_of_a_score_reaches_query_and_key_times_the_scale",
+    ),
+    _gradient_fault(
+        "scales the bias",
+        {"of_bias": lambda d_scores, bias, scale: scale * _of_bias(d_scores, bias, scale)},
+        "the_gradient_of_a_score_reaches_query_and_key_times_the_scale",
+    ),
+    _gradient_fault(
+        "gives keys the weights for the gradient of the scores",
+        {"of_key": lambda d_scores, weights, q, scale: scale * _turned(weights) @ q},
+        "the_gradients_of_the_keys_sum_to_0",
+        "queries_and_keys_have_the_same_part_in_the_gradient",
+    ),
+    _gradient_fault(
+        "gives queries the weights for the gradient of the scores",
+        {"of_query": lambda d_scores, weights, k, scale: scale * weights @ k},
+        "queries_and_keys_have_the_same_part_in_the_gradient",
+        only_attention=("equal_values_give_queries_and_keys_nothing_to_learn",),
+    ),
+    _gradient_fault(
+        "is not summed over the sequences that share a bias",
+        {"of_bias": lambda d_scores, bias, scale: d_scores},
+        "a_bias_for_many_sequences_gets_the_sum_of_their_gradients",
+    ),
+    _gradient_fault(
+        "is averaged over the sequences that share a bias",
+        {"of_bias": lambda d_scores, bias, scale: _of_bias(d_scores, bias, scale) * bias.size / d_scores.size},
+        "a_bias_for_many_sequences_gets_the_sum_of_their_gradients",
+    ),
+    _gradient_fault(
+        "lets NaN through the mask",
+        {
+            "of_query": lambda d_scores, weights, k, scale: scale * d_scores @ k,
+            "of_key": lambda d_scores, weights, q, scale: scale * _turned(d_scores) @ q,
+        },
+        "a_hidden_key_that_is_nan_changes_no_gradient",
+        "a_fully_masked_query_passes_no_gradient_on",
+    ),
+    _gradient_fault(
+        "lets NaN of hidden values through the mask",
+        {
+            "into_weights": lambda cotangent, v: cotangent @ _turned(v),
+            "of_scores": lambda weights, cotangent: _right_rows(weights, cotangent, -1),
+        },
+        only_attention=("a_hidden_key_that_is_nan_changes_no_gradient",),
+    ),
+    _gradient_fault(
+        "forgets the mask",
+        {"weigh": _weigh_with(mask=None)},
+        "a_hidden_key_has_gradient_0_and_leaves_the_others_theirs",
+        "a_bias_behind_the_mask_has_gradient_0",
+        "a_fully_masked_query_passes_no_gradient_on",
+    ),
+    _gradient_fault("forgets causal", {"weigh": _weigh_with(causal=False)}, "a_causal_cotangent_reaches_no_later_key"),
+    _gradient_fault(
+        "is NaN for a fully masked query",
+        {"of_scores": _nan_for_a_masked_query},
+        "a_fully_masked_query_passes_no_gradient_on",
+        "a_bias_behind_the_mask_has_gradient_0",
+    ),
+    _gradient_fault(
+        "subtracts no maximum", {"weigh": _overflowing}, "gradients_are_finite_at_scores_of_ten_thousand_and_more"
+    ),
+    _gradient_fault(
+        "is averaged over the batch",
+        {"of_key": _mean_over_the_batch},
+        "gradients_of_a_sequence_are_those_that_it_has_alone",
+    ),
+    _gradient_fault(
+        "gives values the gradient of the scores for the weights",
+        {"of_value": lambda weights, cotangent: _turned(_right_rows(weights, weights, -1)) @ cotangent},
+        only_attention=("the_gradient_of_the_values_is_the_weights_transposed",),
+    ),
+    _gradient_fault(
+        "gives every value the same",
+        {"of_value": lambda weights, cotangent: 0 * _of_value(weights, cotangent) + cotangent.mean(-2, keepdims=True)},
+        only_attention=(
+            "the_gradient_of_the_values_is_the_weights_transposed",
+            "a_hidden_key_has_gradient_0_and_leaves_the_others_theirs",
+            "a_causal_cotangent_reaches_no_later_key",
+        ),
+    ),
+    _gradient_fault(
+        "forgets the values on its way to the weights",
+        {"into_weights": lambda cotangent, v: cotangent @ np.ones_like(_turned(v)) * v[..., 0].mean()},
+        only_attention=("queries_and_keys_learn_through_the_weights",),
+    ),
+]
+
+# ------------------------------------------------------------------------------------------ gradients of heads
+
+
+def _onto(x, d_y):
+    return x.reshape(-1, x.shape[-1]).T @ d_y.reshape(-1, d_y.shape[-1])
+
+
+def _summed(d_y):
+    return d_y.reshape(-1, d_y.shape[-1]).sum(axis=0)
+
+
+def _one_head_vjp(*, parts="qkv", onto=_onto, attend=scaled_dot_product_attention_vjp):
+    """Make a gradient of self-attention with one wrong term; `parts` are those that x gets."""
+
+    def vjp(cotangent, x, w_q, w_k, w_v, *, mask=None, causal=False):
+        weights = {"q": w_q, "k": w_k, "v": w_v}
+        found = attend(cotangent, *(x @ w for w in weights.values()), mask=mask, causal=causal)[:3]
+        gradients = dict(zip(weights, found, strict=True))
+        dx = sum((gradients[name] @ weights[name].T for name in parts), np.zeros_like(x))
+        return (dx, *(onto(x, gradient) for gradient in found))
+
+    return vjp
+
+
+def _attend_vjp_with(**fixed):
+    def attend(cotangent, q, k, v, **options):
+        return scaled_dot_product_attention_vjp(cotangent, q, k, v, **{**options, **fixed})
+
+    return attend
+
+
+def _keys_unscaled(cotangent, q, k, v, **options):
+    d_q, d_k, d_v, d_bias = scaled_dot_product_attention_vjp(cotangent, q, k, v, **options)
+    return d_q, math.sqrt(2) * d_k, d_v, d_bias
+
+
+def _places_preferred(cotangent, q, k, v, **options):
+    d_q, d_k, d_v, d_bias = scaled_dot_product_attention_vjp(cotangent, q, k, v, **options)
+    return d_q, d_k, d_v * (1 + np.arange(d_v.shape[-2]))[:, None], d_bias
+
+
+def _of_the_first_sequence(x, d_y):
+    return _onto(x[:1], d_y[:1]) if x.ndim > 2 else _onto(x, d_y)
+
+
+def _one_head_gradient(name, function, *fails):
+    return _fault("self_attention_vjp", name, function, *fails)
+
+
+ONE_HEAD_GRADIENT = [
+    *(
+        _one_head_gradient(
+            f"forgets that a token is a {role}",
+            _one_head_vjp(parts="qkv".replace(role[0], "")),
+            "a_token_learns_as_query_as_key_and_as_value",
+        )
+        for role in ("query", "key", "value")
+    ),
+    _one_head_gradient(
+        "forgets the scale of keys",
+        _one_head_vjp(attend=_keys_unscaled),
+        "the_two_projections_of_a_score_have_the_same_part",
+        "a_token_learns_as_query_as_key_and_as_value",
+    ),
+    _one_head_gradient(
+        "favours later tokens", _one_head_vjp(attend=_places_preferred), "permuting_tokens_permutes_their_gradients"
+    ),
+    _one_head_gradient(
+        "forgets causal",
+        _one_head_vjp(attend=_attend_vjp_with(causal=False)),
+        "a_causal_cotangent_reaches_no_later_token",
+    ),
+    _one_head_gradient(
+        "forgets the mask",
+        _one_head_vjp(attend=_attend_vjp_with(mask=None)),
+        "a_masked_token_of_which_nothing_is_asked_has_gradient_0",
+        "a_token_that_may_see_nothing_passes_no_gradient_on",
+    ),
+    _one_head_gradient(
+        "gives the projections what the first sequence asks",
+        _one_head_vjp(onto=_of_the_first_sequence),
+        "projections_get_the_sum_over_the_sequences",
+    ),
+]
+
+
+def _split(x, n_heads):
+    return x.reshape(*x.shape[:-1], n_heads, x.shape[-1] // n_heads).swapaxes(-2, -3)
+
+
+def _merge(heads):
+    return heads.swapaxes(-2, -3).reshape(*heads.shape[:-3], heads.shape[-2], -1)
+
+
+def _heads_vjp(
+    *, parts="qkv", onto=_onto, summed=_summed, merge=_merge, through=lambda d_y, w_o: d_y @ w_o.T,
+    attend=scaled_dot_product_attention_vjp, x_alone=False, forgotten=(),
+):  # fmt: skip
+    """Make a gradient of multi-head attention with one wrong term; `parts` are those that x and the context get."""
+
+    @_quietly
+    def vjp(cotangent, x, w_q, w_k, w_v, w_o, *, n_heads, b_q=None, b_k=None, b_v=None, b_o=None, context=None,
+            mask=None, causal=False):  # fmt: skip
+        source = x if context is None else context
+        inputs, weights, biases = (x, source, source), (w_q, w_k, w_v), (b_q, b_k, b_v)
+        projected = [
+            _split(y @ w + (0 if b is None else b), n_heads) for y, w, b in zip(inputs, weights, biases, strict=True)
+        ]
+        options = {"mask": None if mask is None else mask[..., None, :, :], "causal": causal}
+        d_heads, d_w_o = cotangent, None
+        if w_o is not None:
+            d_w_o = onto(_merge(scaled_dot_product_attention(*projected, **options)), cotangent)
+            d_heads = through(cotangent, w_o)
+        found = [merge(d) for d in attend(_split(d_heads, n_heads), *projected, **options)[:3]]
+        d_inputs = [d @ w.T * (name in parts) for name, d, w in zip("qkv", found, weights, strict=True)]
+        dx, d_context = d_inputs[0], d_inputs[1] + d_inputs[2]
+        gradients = {
+            "x": dx + d_context if context is None and not x_alone else dx,
+            **{f"w_{name}": onto(y, d) for name, y, d in zip("qkv", inputs, found, strict=True)},
+            "w_o": d_w_o,
+            **{f"b_{name}": None if b is None else summed(d) for name, b, d in zip("qkv", biases, found, strict=True)},
+            "b_o": None if b_o is None else summed(cotangent),
+            "context": None if context is None else d_context,
+        }
+        return tuple(0 * d if name in forgotten and d is not None else d for name, d in gradients.items())
+
+    return vjp
+
+
+def _merge_heads_without_transpose(heads):
+    return heads.reshape(*heads.shape[:-3], heads.shape[-2], -1)
+
+
+def _as_the_mean_of_the_heads(heads):
+    return _merge(np.broadcast_to(heads.mean(axis=-3, keepdims=True), heads.shape))
+
+
+def _mean_over_the_tokens(d_y):
+    return d_y.reshape(-1, d_y.shape[-1]).mean(axis=0)
+
+
+def _without_what_the_sum_passes_back(cotangent, q, k, v, **options):
+    wrong = _gradients(of_scores=lambda weights, d_weights: weights * d_weights)
+    return wrong["scaled_dot_product_attention_vjp"](cotangent, q, k, v, **options)
+
+
+def _with_nan_behind_the_mask(cotangent, q, k, v, **options):
+    wrong = _gradients(
+        of_query=lambda d_scores, weights, k, scale: scale * d_scores @ k,
+        into_weights=lambda d_y, v: d_y @ _turned(v),
+    )
+    return wrong["scaled_dot_product_attention_vjp"](cotangent, q, k, v, **options)
+
+
+def _heads_gradient(name, steps, *fails):
+    return _fault("multi_head_attention_vjp", name, _heads_vjp(**steps), *fails)
+
+
+MULTI_HEAD_GRADIENT = [
+    _heads_gradient(
+        "forgets the queries' part of x",
+        {"parts": "kv"},
+        "a_heads_columns_get_the_gradient_of_that_head",
+        "x_learns_from_the_queries_and_the_context_from_keys_and_values",
+    ),
+    _heads_gradient(
+        "forgets the keys' part of x or its context",
+        {"parts": "qv"},
+        "a_heads_columns_get_the_gradient_of_that_head",
+        "x_learns_from_the_queries_and_the_context_from_keys_and_values",
+    ),
+    _heads_gradient(
+        "forgets the values' part of x or its context",
+        {"parts": "qk"},
+        "a_heads_columns_get_the_gradient_of_that_head",
+        "x_learns_from_the_queries_and_the_context_from_keys_and_values",
+    ),
+    _heads_gradient(
+        "gives x the queries' part alone",
+        {"x_alone": True},
+        "without_a_context_x_gets_the_gradients_of_both_its_parts",
+    ),
+    _heads_gradient(
+        "merges heads without a transpose",
+        {"merge": _merge_heads_without_transpose},
+        "a_heads_columns_get_the_gradient_of_that_head",
+        "permuting_heads_permutes_their_gradients",
+    ),
+    _heads_gradient(
+        "gives every head the mean of all",
+        {"merge": _as_the_mean_of_the_heads},
+        "a_heads_columns_get_the_gradient_of_that_head",
+    ),
+    _heads_gradient(
+        "goes through w_o the wrong way",
+        {"through": lambda d_y, w_o: d_y @ (w_o if w_o.shape[0] == w_o.shape[1] else w_o[::-1].T)},
+        "the_output_projection_hands_the_cotangent_to_the_heads",
+        "values_and_output_projection_have_the_same_part",
+        "biases_at_the_end_get_the_sum_of_the_cotangent",
+    ),
+    _heads_gradient(
+        "forgets w_o",
+        {"forgotten": ("w_o",)},
+        "the_output_projection_hands_the_cotangent_to_the_heads",
+        "values_and_output_projection_have_the_same_part",
+    ),
+    *(
+        _heads_gradient(
+            f"forgets {weights}", {"forgotten": (weights,)}, "a_heads_columns_get_the_gradient_of_that_head"
+        )
+        for weights in ("w_q", "w_k", "w_v")
+    ),
+    _heads_gradient(
+        "forgets b_q", {"forgotten": ("b_q",)}, "biases_get_the_gradients_of_weights_of_a_constant_channel"
+    ),
+    *(
+        _heads_gradient(f"forgets {bias}", {"forgotten": (bias,)}, "biases_at_the_end_get_the_sum_of_the_cotangent")
+        for bias in ("b_v", "b_o")
+    ),
+    _heads_gradient(
+        "averages biases over the tokens",
+        {"summed": _mean_over_the_tokens},
+        "biases_at_the_end_get_the_sum_of_the_cotangent",
+        "biases_get_the_gradients_of_weights_of_a_constant_channel",
+    ),
+    _heads_gradient(
+        "forgets what the sum of the softmax passes back",
+        {"attend": _without_what_the_sum_passes_back},
+        "a_key_bias_has_nothing_to_learn",
+    ),
+    _heads_gradient(
+        "forgets the mask",
+        {"attend": _attend_vjp_with(mask=None)},
+        "padding_of_the_context_gets_gradient_0",
+        "a_query_that_may_see_nothing_passes_no_gradient_to_the_context",
+    ),
+    _heads_gradient(
+        "lets NaN through the mask",
+        {"attend": _with_nan_behind_the_mask},
+        "padding_of_the_context_gets_gradient_0",
+    ),
+    _heads_gradient(
+        "forgets causal",
+        {"attend": _attend_vjp_with(causal=False)},
+        "a_causal_cotangent_reaches_no_later_token_through_any_head",
+    ),
+    _heads_gradient(
+        "gives the weights what the first sequence asks",
+        {"onto": _of_the_first_sequence},
+        "what_all_sequences_share_gets_the_sum_of_their_gradients",
+    ),
+]
+
+FAULTS = [
+    *SOFTMAX, *CAUSAL_MASK, *WEIGHTS, *ATTENTION, *SELF_ATTENTION, *MULTI_HEAD,
+    *SOFTMAX_GRADIENT, *ATTENTION_GRADIENT, *ONE_HEAD_GRADIENT, *MULTI_HEAD_GRADIENT,
+]  # fmt: skip

@@ -6,10 +6,12 @@ from typing import Any
 import numpy as np
 
 import reference.numpy
+from reference.components import COMPONENTS
 from reference.parameters import leaves, map_tree
 from spec_tests.meta.faults import Fault
 
-names = reference.numpy.__all__
+names = tuple(COMPONENTS)
+differentiable = tuple(name for name in names if COMPONENTS[name].differentiable)
 
 
 def everywhere(change: Callable[[Callable[..., Any]], Callable[..., Any]]) -> dict[str, Callable[..., Any]]:
@@ -17,16 +19,29 @@ def everywhere(change: Callable[[Callable[..., Any]], Callable[..., Any]]) -> di
     return {name: change(getattr(reference.numpy, name)) for name in names}
 
 
+def in_every_gradient(change: Callable[[Callable[..., Any]], Callable[..., Any]]) -> dict[str, Callable[..., Any]]:
+    """Change the gradient of every component in the same way."""
+    return {f"{name}_vjp": change(getattr(reference.numpy, f"{name}_vjp")) for name in differentiable}
+
+
+def each_array(change: Callable[[np.ndarray], np.ndarray], result: Any) -> Any:
+    """Change every array of a result; the gradient of an argument that is None stays None."""
+
+    def changed(leaf: Any) -> Any:
+        return None if leaf is None else np.asarray(change(np.asarray(leaf)))
+
+    parts = [map_tree(changed, part) for part in result] if isinstance(result, tuple) else map_tree(changed, result)
+    return tuple(parts) if isinstance(result, tuple) else parts
+
+
 def slightly_off(function: Callable[..., Any]) -> Callable[..., Any]:
     """Be wrong by one part in ten million, or by one where the result counts or tells True from False."""
 
     def off(*args: Any, **options: Any) -> Any:
-        def move(leaf: Any) -> Any:
-            leaf = np.asarray(leaf)
-            return leaf * (1 + 1e-7) + 1e-7 if leaf.dtype.kind == "f" else np.asarray(leaf ^ 1)
+        def move(leaf: np.ndarray) -> np.ndarray:
+            return leaf * (1 + 1e-7) + 1e-7 if leaf.dtype.kind == "f" else leaf ^ 1
 
-        result = function(*args, **options)
-        return tuple(map_tree(move, part) for part in result) if isinstance(result, tuple) else map_tree(move, result)
+        return each_array(move, function(*args, **options))
 
     return off
 
@@ -59,13 +74,11 @@ def in_place(function: Callable[..., Any]) -> Callable[..., Any]:
 def in_double(function: Callable[..., Any]) -> Callable[..., Any]:
     """Answer in float64 whatever came."""
 
-    def widen(leaf: Any) -> Any:
-        leaf = np.asarray(leaf)
+    def widen(leaf: np.ndarray) -> np.ndarray:
         return leaf.astype(np.float64) if leaf.dtype.kind == "f" else leaf
 
     def double(*args: Any, **options: Any) -> Any:
-        result = function(*args, **options)
-        return tuple(map_tree(widen, part) for part in result) if isinstance(result, tuple) else map_tree(widen, result)
+        return each_array(widen, function(*args, **options))
 
     return double
 
@@ -93,6 +106,54 @@ def nothing_empty(function: Callable[..., Any]) -> Callable[..., Any]:
     return refuse
 
 
+def a_ten_thousandth_off(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Be wrong by one part in ten thousand, as a gradient is that lacks a small term."""
+    return lambda *args, **options: each_array(lambda leaf: leaf * (1 + 1e-4), function(*args, **options))
+
+
+def clipped(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Clip every gradient."""
+    return lambda *args, **options: each_array(lambda leaf: leaf.clip(-0.01, 0.01), function(*args, **options))
+
+
+def with_an_axis_too_many(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Keep an axis that should have been summed away."""
+    return lambda *args, **options: each_array(lambda leaf: leaf[None], function(*args, **options))
+
+
+def zeros_for_none(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Have a gradient for what is not there."""
+
+    def filled(*args: Any, **options: Any) -> Any:
+        return tuple(np.zeros(1) if part is None else part for part in function(*args, **options))
+
+    return filled
+
+
+def gathering(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the second call's gradients to those of the first, as who forgets to set them to 0."""
+    calls = 0
+
+    def gather(*args: Any, **options: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        times = 2 if calls % 2 == 0 else 1
+        return each_array(lambda leaf: leaf * times, function(*args, **options))
+
+    return gather
+
+
+def resizing(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Take any cotangent for one of the right shape and dtype."""
+    forward = getattr(reference.numpy, function.__name__.removesuffix("_vjp"))
+
+    def resize(cotangent: Any, *args: Any, **options: Any) -> Any:
+        wanted = forward(*args, **options)
+        return function(np.resize(cotangent, wanted.shape).astype(wanted.dtype), *args, **options)
+
+    return resize
+
+
 FAULTS = [
     *(
         Fault(f"{name}_slightly_off", {name: slightly_off(getattr(reference.numpy, name))},
@@ -107,6 +168,27 @@ FAULTS = [
         "*.a_wrong_rank_is_refused", "*.an_axis_of_another_length_is_refused", "*.a_wrong_dtype_is_refused",
         "*.mixed_dtypes_are_refused", "*.an_axis_of_size_0_is_refused",
     )),
+    *(
+        Fault(f"{name}_vjp_slightly_off", {f"{name}_vjp": slightly_off(getattr(reference.numpy, f"{name}_vjp"))},
+              (f"{name}.gradients_agree_with_the_reference",))
+        for name in differentiable
+    ),
+    Fault("gradients_a_ten_thousandth_off", in_every_gradient(a_ten_thousandth_off),
+          ("*.gradients_are_those_of_finite_differences",)),
+    Fault("clips_gradients", in_every_gradient(clipped), ("*.the_gradient_is_linear_in_its_cotangent",)),
+    Fault("gradients_with_an_axis_too_many", in_every_gradient(with_an_axis_too_many),
+          ("*.a_gradient_has_the_shape_of_its_argument",)),
+    Fault("gradients_of_what_is_none", in_every_gradient(zeros_for_none),
+          tuple(f"{name}.a_gradient_has_the_shape_of_its_argument" for name in (
+              "attention_weights", "scaled_dot_product_attention", "multi_head_attention", "layer_norm", "output_head",
+          ))),
+    Fault("gradients_in_float64_always", in_every_gradient(in_double), ("*.the_gradient_has_the_dtype_of_the_inputs",)),
+    Fault("gradients_write_into_their_arguments", in_every_gradient(in_place),
+          ("*.the_gradient_leaves_its_arguments_as_they_were",)),
+    Fault("gradients_gather_from_call_to_call", in_every_gradient(gathering),
+          ("*.the_same_cotangent_twice_gives_the_same_gradient",)),
+    Fault("takes_any_cotangent", in_every_gradient(resizing),
+          ("*.a_cotangent_of_another_shape_is_refused", "*.a_cotangent_of_another_dtype_is_refused")),
     Fault("knows_no_empty_sequence", everywhere(nothing_empty),
           ("*.an_empty_sequence_gives_an_empty_result",)),
 ]  # fmt: skip

@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 
-from reference.numpy import token_embedding
+from reference.numpy import token_embedding, token_embedding_vjp
 from spec_tests.meta.faults import Fault
 
 
@@ -42,7 +42,63 @@ def _wants_int64(ids, table, *, scale=1.0):
     return token_embedding(ids, table, scale=scale)
 
 
+# ----------------------------------------------------------------------------------------------------------- gradients
+
+
+def _assigned(cotangent, ids, table, *, scale=1.0):
+    gradient = np.zeros_like(table)
+    gradient[ids] = scale * cotangent  # of a repeated id the last place wins
+    return (gradient,)
+
+
+def _wraps_in_the_gradient(cotangent, ids, table, *, scale=1.0):
+    return token_embedding_vjp(cotangent, np.where(ids < 0, ids % len(table), ids), table, scale=scale)
+
+
+def _scale_dropped(cotangent, ids, table, *, scale=1.0):
+    return token_embedding_vjp(cotangent, ids, table)
+
+
+def _decays_all_rows(cotangent, ids, table, *, scale=1.0):
+    return (token_embedding_vjp(cotangent, ids, table, scale=scale)[0] + 1e-3 * table,)
+
+
+def _averaged(cotangent, ids, table, *, scale=1.0):
+    counts = np.bincount(ids.ravel(), minlength=len(table))
+    return (token_embedding_vjp(cotangent, ids, table, scale=scale)[0] / np.maximum(counts, 1)[:, None],)
+
+
+def _gradient_fault(name, function, *fails):
+    names = tuple(f"token_embedding.{fail}" for fail in fails)
+    return Fault(f"token_embedding_vjp {name}", {"token_embedding_vjp": function}, names)
+
+
+GRADIENTS = [
+    _gradient_fault(
+        "assigns instead of adding",
+        _assigned,
+        "the_gradient_of_a_row_gathers_all_places_of_its_token",
+        "gradients_are_those_of_finite_differences",
+        "gradients_agree_with_the_reference",
+    ),
+    _gradient_fault(
+        "averages over the places of a token",
+        _averaged,
+        "the_gradient_of_a_row_gathers_all_places_of_its_token",
+        "gradients_are_those_of_finite_differences",
+    ),
+    _gradient_fault(
+        "drops the scale",
+        _scale_dropped,
+        "the_gradient_is_scaled_as_the_vectors_are",
+        "gradients_are_those_of_finite_differences",
+    ),
+    _gradient_fault("touches every row", _decays_all_rows, "the_gradient_of_an_unused_row_is_0"),
+    _gradient_fault("lets negative ids wrap", _wraps_in_the_gradient, "a_gradient_for_an_id_outside_the_table_raises"),
+]
+
 FAULTS = [
+    *GRADIENTS,
     Fault(
         "token_embedding scales twice",
         {"token_embedding": _scaled_here_and_there},

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from reference.numpy import cross_entropy, perplexity, softmax
+from reference.numpy import cross_entropy, cross_entropy_vjp, perplexity, softmax
 from spec_tests.meta.faults import Fault
 
 
@@ -203,3 +203,119 @@ FAULTS = [
     ),
 ]
 """Each names the properties that must catch it."""
+
+# ------------------------------------------------------------------------------- the gradient of cross_entropy
+
+
+def gradient_of(
+    probabilities=softmax, smooth=lambda y, a: (1 - a) * y + a / y.shape[-1], count=lambda counted: counted.sum()
+):
+    """Make a gradient of its terms: what was predicted, the smoothed target, and what is divided by."""
+
+    def gradient(cotangent, logits, targets, *, ignore_index=-100, label_smoothing=0.0):
+        counted = targets != ignore_index
+        if not counted.any():
+            return (np.zeros_like(logits),)
+        y = (np.arange(logits.shape[-1]) == targets[..., None]).astype(logits.dtype)
+        rows = probabilities(logits) - smooth(y, label_smoothing)
+        return (np.asarray(cotangent * rows * counted[..., None] / count(counted)),)
+
+    return gradient
+
+
+def always_from_one(cotangent, logits, targets, **options: Any):
+    return cross_entropy_vjp(np.ones_like(cotangent), logits, targets, **options)
+
+
+def without_the_target(cotangent, logits, targets, *, ignore_index=-100, label_smoothing=0.0):
+    counted = targets != ignore_index
+    return (cotangent * softmax(logits) * counted[..., None] / max(counted.sum(), 1),)
+
+
+def ignored_rows_keep_their_probabilities(cotangent, logits, targets, *, ignore_index=-100, label_smoothing=0.0):
+    (gradient,) = cross_entropy_vjp(
+        cotangent, logits, targets, ignore_index=ignore_index, label_smoothing=label_smoothing
+    )
+    counted = targets != ignore_index
+    return (np.where(counted[..., None], gradient, cotangent * softmax(logits) / max(counted.sum(), 1)),)
+
+
+def only_one_index_ignored(cotangent, logits, targets, *, ignore_index=-100, label_smoothing=0.0):
+    return cross_entropy_vjp(cotangent, logits, np.where(targets < 0, -100, targets), label_smoothing=label_smoothing)
+
+
+def nan_gradient_for_nothing(cotangent, logits, targets, *, ignore_index=-100, **options: Any):
+    (gradient,) = cross_entropy_vjp(cotangent, logits, targets, ignore_index=ignore_index, **options)
+    return (gradient if (targets != ignore_index).any() else np.full_like(logits, np.nan),)
+
+
+def naive_softmax(logits):
+    with np.errstate(all="ignore"):
+        return np.exp(logits) / np.exp(logits).sum(axis=-1, keepdims=True)
+
+
+def targets_wrap(cotangent, logits, targets, *, ignore_index=-100, **options: Any):
+    wrapped = np.where(targets == ignore_index, ignore_index, targets % logits.shape[-1])
+    return cross_entropy_vjp(cotangent, logits, wrapped, ignore_index=ignore_index, **options)
+
+
+PLAIN = "the_gradient_is_what_was_predicted_minus_what_was_there"
+SMOOTHED = "the_smoothed_gradient_is_what_was_predicted_minus_the_smoothed_target"
+SUMS_TO_0 = "the_gradient_of_the_logits_sums_to_0"
+IGNORED = "the_gradient_of_an_ignored_target_is_0"
+SMOOTHED_IGNORED = "smoothing_leaves_the_gradient_of_an_ignored_target_at_0"
+NAMED = "the_gradient_of_what_ignore_index_names_is_0"
+FINITE_DIFFERENCES = "gradients_are_those_of_finite_differences"
+
+
+def gradient_fault(name, function, *fails):
+    return Fault(name, {"cross_entropy_vjp": function}, tuple(f"cross_entropy.{fail}" for fail in fails))
+
+
+FAULTS += [
+    gradient_fault(
+        "loss_gradient_without_the_count", gradient_of(count=lambda counted: 1), PLAIN, SMOOTHED, FINITE_DIFFERENCES
+    ),
+    gradient_fault(
+        "loss_gradient_counts_padding", gradient_of(count=lambda counted: counted.size), IGNORED, FINITE_DIFFERENCES
+    ),
+    gradient_fault(
+        "loss_gradient_without_the_prediction", gradient_of(np.zeros_like), PLAIN, SMOOTHED, SUMS_TO_0,
+        "the_gradient_of_a_confident_wrong_prediction_is_1", FINITE_DIFFERENCES,
+    ),
+    gradient_fault(
+        "loss_gradient_without_the_target", without_the_target, PLAIN, SMOOTHED, SUMS_TO_0,
+        "the_gradient_of_a_confident_wrong_prediction_is_1", FINITE_DIFFERENCES,
+    ),
+    gradient_fault(
+        "loss_gradient_of_the_logits_themselves", gradient_of(lambda logits: logits), PLAIN, SUMS_TO_0,
+        FINITE_DIFFERENCES,
+    ),
+    gradient_fault(
+        "loss_gradient_without_the_shift", gradient_of(naive_softmax),
+        "the_gradient_of_a_confident_wrong_prediction_is_1",
+    ),
+    gradient_fault(
+        "loss_gradient_ignores_the_cotangent", always_from_one, PLAIN, "the_gradient_is_linear_in_its_cotangent",
+        FINITE_DIFFERENCES,
+    ),
+    gradient_fault("loss_gradient_without_smoothing", gradient_of(smooth=lambda y, a: y), SMOOTHED, FINITE_DIFFERENCES),
+    gradient_fault(
+        "loss_gradient_smoothing_keeps_the_target_whole", gradient_of(smooth=lambda y, a: y + a / y.shape[-1]),
+        SMOOTHED, FINITE_DIFFERENCES,
+    ),
+    gradient_fault(
+        "loss_gradient_smoothing_takes_only_from_the_target", gradient_of(smooth=lambda y, a: (1 - a) * y), SMOOTHED,
+        FINITE_DIFFERENCES,
+    ),
+    gradient_fault(
+        "loss_gradient_of_ignored_rows", ignored_rows_keep_their_probabilities, IGNORED, SMOOTHED_IGNORED, NAMED,
+        "nothing_to_learn_from_has_gradient_0", FINITE_DIFFERENCES,
+    ),
+    gradient_fault("loss_gradient_ignore_index_hardcoded", only_one_index_ignored, NAMED, FINITE_DIFFERENCES),
+    gradient_fault("loss_gradient_nan_for_nothing", nan_gradient_for_nothing, "nothing_to_learn_from_has_gradient_0"),
+    gradient_fault(
+        "loss_gradient_targets_wrap", targets_wrap, "a_gradient_for_a_target_outside_the_vocab_is_refused"
+    ),
+]  # fmt: skip
+"""In each one term of the gradient is missing or another."""

@@ -172,6 +172,8 @@ def schedule_unchecked(step, *, warmup, total, max_lr, min_lr=0.0):
     return warmup_cosine(max(step, 0), warmup=min(max(warmup, 0), total), total=total, max_lr=max_lr, min_lr=low)
 
 
+RUN = "transformer.fifty_steps_of_training_are_those_of_the_reference"
+
 FAULTS = [
     Fault(
         "adam_eps_before_bias_correction",
@@ -350,6 +352,17 @@ FAULTS = [
             "warmup_cosine.a_schedule_that_does_not_fit_is_refused",
             "warmup_cosine.a_min_lr_outside_its_range_is_refused",
         ),
+    ),
+    *(
+        Fault(f"a training run {name}", {component: function}, (RUN,))
+        for name, component, function in (
+            ("whose moments are not corrected", "adamw_step", moving(not_corrected)),
+            ("whose moments are those of the first step", "adamw_step", moving(corrected_for_step_one)),
+            ("whose decay is in the gradient", "adamw_step", decay_in_the_gradient),
+            ("that clips each array by itself", "clip_grad_norm", each_array_by_itself),
+            ("that begins at a rate of 0", "warmup_cosine", from_zero),
+            ("whose schedule is a step late", "warmup_cosine", shifted(-1)),
+        )
     ),
 ]
 """Each names the properties that must catch it."""

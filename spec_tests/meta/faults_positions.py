@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from reference.numpy import add_positions, sinusoidal_positions
+from reference.numpy import add_positions, add_positions_vjp, sinusoidal_positions
 from spec_tests.meta.faults import Fault
 
 # ------------------------------------------------------------------------------------------- sinusoidal_positions
@@ -279,4 +279,93 @@ ADDED = [
     ),
 ]
 
-FAULTS = SINUSOIDAL + ADDED
+# ----------------------------------------------------------------------------------------------------------- gradients
+
+
+def _x_forgotten(cotangent, x, table, *, offset=0):
+    dx, d_table = add_positions_vjp(cotangent, x, table, offset=offset)
+    return 0 * dx, d_table
+
+
+def _table_forgotten(cotangent, x, table, *, offset=0):
+    dx, d_table = add_positions_vjp(cotangent, x, table, offset=offset)
+    return dx, 0 * d_table
+
+
+def _batch_averaged(cotangent, x, table, *, offset=0):
+    dx, d_table = add_positions_vjp(cotangent, x, table, offset=offset)
+    return dx, d_table * x.shape[-2] * x.shape[-1] / x.size
+
+
+def _first_sequence_only(cotangent, x, table, *, offset=0):
+    first = cotangent.reshape(-1, *x.shape[-2:])[0]
+    return cotangent.copy(), add_positions_vjp(first, first, table, offset=offset)[1]
+
+
+def _offset_forgotten(cotangent, x, table, *, offset=0):
+    dx, d_table = add_positions_vjp(cotangent, x, table, offset=0)
+    return dx, d_table
+
+
+def _past_the_end_to_the_last_row(cotangent, x, table, *, offset=0):
+    gradient = np.zeros_like(table)
+    rows = np.minimum(np.arange(offset, offset + x.shape[-2]), len(table) - 1)
+    np.add.at(gradient, rows, cotangent.reshape(-1, *x.shape[-2:]).sum(axis=0))
+    return cotangent.copy(), gradient
+
+
+def _unused_rows_decay(cotangent, x, table, *, offset=0):
+    dx, d_table = add_positions_vjp(cotangent, x, table, offset=offset)
+    used = np.isin(np.arange(len(table)), np.arange(offset, offset + x.shape[-2]))
+    return dx, np.where(used[:, None], d_table, 1e-3 * table)
+
+
+def _gradient_fault(name, function, *fails):
+    names = tuple(f"add_positions.{fail}" for fail in fails)
+    return Fault(f"add_positions_vjp {name}", {"add_positions_vjp": function}, names)
+
+
+GRADIENTS = [
+    _gradient_fault(
+        "gives x nothing",
+        _x_forgotten,
+        "the_gradient_of_a_token_is_its_cotangent",
+        "gradients_are_those_of_finite_differences",
+    ),
+    _gradient_fault(
+        "gives the table nothing",
+        _table_forgotten,
+        "the_gradient_of_a_row_is_the_sum_over_the_batch",
+        "gradients_are_those_of_finite_differences",
+    ),
+    _gradient_fault(
+        "averages over the batch",
+        _batch_averaged,
+        "the_gradient_of_a_row_is_the_sum_over_the_batch",
+        "gradients_are_those_of_finite_differences",
+    ),
+    _gradient_fault(
+        "looks at the first sequence only",
+        _first_sequence_only,
+        "the_gradient_of_a_row_is_the_sum_over_the_batch",
+        "gradients_agree_with_the_reference",
+    ),
+    _gradient_fault(
+        "ignores offset",
+        _offset_forgotten,
+        "with_an_offset_the_gradient_falls_on_the_rows_from_there",
+        "a_gradient_past_the_table_raises",
+        "gradients_are_those_of_finite_differences",
+    ),
+    _gradient_fault(
+        "adds what is past the end to the last row", _past_the_end_to_the_last_row, "a_gradient_past_the_table_raises"
+    ),
+    _gradient_fault(
+        "touches every row",
+        _unused_rows_decay,
+        "the_gradient_of_a_row_is_the_sum_over_the_batch",
+        "with_an_offset_the_gradient_falls_on_the_rows_from_there",
+    ),
+]
+
+FAULTS = SINUSOIDAL + ADDED + GRADIENTS

@@ -20,8 +20,8 @@ FAULTS: list[Fault] = [
 ]
 
 # Many examples, no shrinking: a fault must be found, not explained.
+MORE = 4
 SEARCH = {
-    "max_examples": 400,
     "deadline": None,
     "database": None,
     "phases": (Phase.explicit, Phase.generate),
@@ -62,7 +62,7 @@ def _fails(a_property: Property, fault: Fault) -> bool:
     function = a_property.function
     own = getattr(function, "_hypothesis_internal_use_settings", None)
     if own is not None:
-        function._hypothesis_internal_use_settings = settings(own, **SEARCH)
+        function._hypothesis_internal_use_settings = settings(own, max_examples=MORE * own.max_examples, **SEARCH)
     try:
         a_property.run(fault.subject())
     except unittest.SkipTest:

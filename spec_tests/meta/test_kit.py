@@ -257,7 +257,7 @@ def test_printing_cannot_speak_for_the_kit(subject_file):
         ("raise SystemExit(0)\n", "raised SystemExit: 0"),
         ("def layernorm(x): ...\n", "nothing offered; define a function with the name of a component (`layernorm` "),
         ("", "nothing offered"),
-        ("arrays = 'jax'\nrelu = abs\n", "arrays must be 'numpy' or 'torch', got 'jax'"),
+        ("arrays = 'cupy'\nrelu = abs\n", "arrays must be one of 'numpy', 'torch', 'jax', got 'cupy'"),
     ],
 )
 def test_what_cannot_be_loaded_says_why(subject_file, monkeypatch, code, said):

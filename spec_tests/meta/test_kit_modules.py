@@ -1,13 +1,21 @@
 """An `nn.Module` as a subject: what is mapped, what is refused, and in which words."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
 from torch import nn
 
 import reference.numpy
+from reference.config import ModelConfig
+from reference.parameters import block_shapes, leaves
 from spec_tests import check
+from spec_tests.judge import Mismatch
+from spec_tests.meta.test_kit_gradients import no_skipping
+from spec_tests.strategies import normal_tree
 from spec_tests.subjects.modules import from_module
+from spec_tests.subjects.subject import Subject
 
 X = np.arange(6.0).reshape(2, 3) / 4 - 1
 W = np.array([[1.0, -2.0, 0.5, 3.0], [0.25, 1.0, -1.0, 2.0], [2.0, 0.0, 1.0, -1.0]])
@@ -117,3 +125,102 @@ def test_a_module_can_be_checked_from_python():
         max_examples=5,
     )
     assert report.passed, str(report)
+
+
+# ----------------------------------------------------------------------------------------------- gradients
+
+
+def gradients(component, function, cotangent, *args, **options):
+    """Give the gradients that autograd finds of a function in a plain file, and those of the reference."""
+    subject = Subject(SimpleNamespace(**{component: function}), name="mine")
+    assert subject.by_autograd(f"{component}_vjp"), "whatever the file says of its arrays"
+    with no_skipping():
+        got = subject.call(f"{component}_vjp", cotangent, *args, **options)
+    return got, vars(reference.numpy)[f"{component}_vjp"](cotangent, *args, **options)
+
+
+def agree(got, should):
+    """Hold gradients against those that they should be."""
+    for (path, gradient), (_, wanted) in zip(leaves(list(got)), leaves(list(should)), strict=True):
+        assert (gradient is None) == (wanted is None), path
+        if wanted is not None:
+            np.testing.assert_allclose(gradient, wanted, rtol=1e-9, atol=1e-12, err_msg=path)
+
+
+@pytest.mark.parametrize(
+    "weights", [HEAD, {"weight": lambda w: w.mT, "bias": lambda b, w: (0 * w[0]).clone() if b is None else b}]
+)
+@pytest.mark.parametrize("bias", [B, None])
+def test_gradients_reach_the_weights(weights, bias):
+    """Through a transpose, a function of the arguments and a bias that is not there."""
+    agree(
+        *gradients("output_head", from_module("output_head", linear, weights=weights), np.outer(X[:, 0], B), X, W, bias)
+    )
+
+
+def test_gradients_go_through_a_packed_projection():
+    """Each part gets its own gradient, the mask none; an absent bias among them none."""
+    from spec_tests.subjects import torch_nn
+
+    generator = np.random.default_rng(5)
+    x, w_q, w_k, w_v, w_o, cotangent = generator.normal(size=(6, 4, 4))
+    for options in ({"b_v": x[0]}, {"b_k": x[1], "context": w_q[:3]}, {"mask": np.tri(4, dtype=bool)}):
+        args = (cotangent, x, w_q, w_k, w_v, w_o)
+        agree(*gradients("multi_head_attention", torch_nn.multi_head_attention, *args, n_heads=2, **options))
+
+
+def test_gradients_of_a_tree_reach_every_leaf():
+    """A module of many parts is differentiated with respect to all of them."""
+    from spec_tests.subjects import torch_nn
+
+    config = ModelConfig(vocab=5, d_model=4, n_heads=2, n_layers=1, d_ff=6, max_len=4, attention_bias=True)
+    params = normal_tree(np.random.default_rng(7), block_shapes(config))
+    x, cotangent = np.random.default_rng(8).normal(size=(2, 3, 4))
+    agree(*gradients("transformer_block", torch_nn.transformer_block, cotangent, x, params, config))
+
+
+class Tied(nn.Module):
+    """A feed-forward network whose two maps are one matrix, as far as PyTorch is concerned."""
+
+    def __init__(self, d_model, activation):
+        super().__init__()
+        self.activation = getattr(torch, activation)
+        self.up = nn.Linear(d_model, d_model)
+        self.down = nn.Linear(d_model, d_model)
+        self.down.weight = self.up.weight
+
+    def forward(self, x):
+        """Run both."""
+        return self.down(self.activation(self.up(x)))
+
+
+@pytest.mark.parametrize(
+    ("weights", "to_w_1", "to_w_2"),
+    [
+        ({"up.weight": lambda w_1, w_2: (3 * w_1 + w_2).T / 4}, 0.75, 0.25),
+        ({"up.weight": "w_1.T", "down.weight": "w_2.T"}, 0.0, 1.0),  # as when it is loaded, the last one counts
+    ],
+)
+def test_a_parameter_of_two_names_has_one_gradient(weights, to_w_1, to_w_2):
+    """It sums what comes from both places, whether one of its names is mapped or both."""
+    tied = from_module("feed_forward", Tied, weights={**weights, "up.bias": "b_1", "down.bias": "b_2"})
+    w, b_1, b_2, x, cotangent = np.random.default_rng(9).normal(size=(5, 3, 3))
+    args = (cotangent, x, w, b_1[0], w, b_2[0])
+    got, should = gradients("feed_forward", tied, *args, activation="relu")
+    dx, d_w_1, d_b_1, d_w_2, d_b_2 = should
+    agree(got, (dx, to_w_1 * (d_w_1 + d_w_2), d_b_1, to_w_2 * (d_w_1 + d_w_2), d_b_2))
+
+
+def test_a_module_for_use_only_has_no_gradient():
+    """A module that runs without grad is said to."""
+
+    class Head(nn.Linear):
+        def __init__(self, d_model, vocab):
+            super().__init__(d_model, vocab)
+
+        @torch.no_grad()
+        def forward(self, x):
+            return super().forward(x)
+
+    with pytest.raises(Mismatch, match="no gradient flows from the result"):
+        gradients("output_head", from_module("output_head", Head, weights=HEAD), np.outer(X[:, 0], B), X, W, B)

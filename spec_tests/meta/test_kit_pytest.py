@@ -103,3 +103,15 @@ def test_the_tests_of_this_house_are_left_out_for_a_subject(folder):
     done = run(folder, "--pyargs", "spec_tests.meta.test_kit_pytest", "--subject", "mine.py", "--collect-only")
     assert done.returncode == pytest.ExitCode.NO_TESTS_COLLECTED
     assert "deselected" in done.stdout
+
+
+def test_properties_about_gradients_are_asked_of_those_who_have_them(folder):
+    """A function of tensors has gradients by autograd; one of NumPy arrays has none, and is asked for none."""
+    (folder / "tensors.py").write_text("arrays = 'torch'\n\n\ndef softmax(scores):\n    return scores.softmax(-1)\n")
+    (folder / "arrays.py").write_text("def softmax(scores):\n    return scores\n")
+    wanted = ["--pyargs", "spec_tests.test_attention", "-k", "test_rows_sum_to_1 or the_gradient_of_a_row_sums_to_0"]
+    wanted += ["--subject", "tensors.py", "--subject", "arrays.py", "--collect-only"]
+    collected = run(folder, *wanted).stdout
+    assert "test_the_gradient_of_a_row_sums_to_0[tensors.py]" in collected
+    assert "test_the_gradient_of_a_row_sums_to_0[arrays.py]" not in collected
+    assert "[arrays.py]" in collected

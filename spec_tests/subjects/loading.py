@@ -13,6 +13,7 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 from reference.components import COMPONENTS
+from spec_tests.subjects.contract import is_gradient, plain
 from spec_tests.subjects.subject import Subject
 
 SHIPPED = {"torch_nn": "spec_tests.subjects.torch_nn"}
@@ -146,6 +147,8 @@ class _reasons:  # noqa: N801 (reads as `with _reasons(...)`)
 def _nothing_offered(subject: Subject) -> str:
     lines = f"{subject.name}: nothing offered; define a function with the name of a component"
     for name in _functions(subject.namespace):
+        if is_gradient(name):
+            return f"{lines} (`{name}` is asked for its gradient beside `{plain(name)}`)"
         if near := get_close_matches(name, COMPONENTS, n=1, cutoff=0.75):
             return f"{lines} (`{name}` looks like `{near[0]}`)"
     return f"{lines}, such as {', '.join(list(COMPONENTS)[:3])} (`transformer-spec list` names them all)"

@@ -13,6 +13,8 @@
         },
     )
 
+The module's weights are the arguments themselves, so that gradients by autograd reach every one of them.
+
 Every name is one of the contract's: an argument (`n_heads`, `eps`, `mask`), a part of a parameter tree
 (`params.attention.w_q`), or the size of an axis (`d_model`, `d_ff`, `vocab`).
 """
@@ -24,9 +26,10 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
 
-import reference.numpy
-from spec_tests.subjects.subject import array_annotations
+from spec_tests.subjects.contract import array_annotations
+from spec_tests.subjects.contract import signature as contract_signature
 
 Weight = str | list[str] | Callable[..., Any]
 """`"w_q.T"`, a list of such to be put together along the first axis, or a function of arguments by name."""
@@ -51,7 +54,7 @@ def from_module(
     the module lacks, a parameter without a weight, a shape that does not fit, and inputs that disagree about the size
     of an axis are a ValueError.
     """
-    signature = inspect.signature(getattr(reference.numpy, component))
+    signature = contract_signature(component)
     for root in sorted(set().union(*(_roots(weight) for weight in weights.values()))):
         if root not in signature.parameters:
             arguments = ", ".join(signature.parameters)
@@ -77,30 +80,66 @@ def from_module(
             (t.dtype for t in arguments.values() if isinstance(t, Tensor) and t.is_floating_point()), torch.float64
         )
         module = module.to(dtype).eval()
-        load_weights(module, weights, arguments)
-        return call(module, **_chosen(call, arguments)) if call else module(arguments[first])
+        state = load_weights(module, weights, arguments)
+
+        def run(module: nn.Module) -> Any:
+            return call(module, **_chosen(call, arguments)) if call else module(arguments[first])
+
+        if not any(value.requires_grad for value in state.values()):
+            return run(module)
+        values = {f"module.{key}": value for key, value in state.items()}
+        return functional_call(_Run(module, run), values, (), tie_weights=False)
 
     offered.__name__, offered.__doc__ = component, f"{component} by {getattr(build, '__name__', 'a module')}."
     offered.__signature__ = signature
+    offered.arrays = "torch"
     return offered
 
 
-def load_weights(module: nn.Module, weights: Mapping[str, Weight], arguments: Mapping[str, Any]) -> None:
-    """Fill the module's state_dict. Raises ValueError for keys or shapes that do not fit, naming both sides."""
+class _Run(nn.Module):
+    """A call of a module as a module, for `functional_call` to put the weights into."""
+
+    def __init__(self, module: nn.Module, run: Callable[[nn.Module], Any]) -> None:
+        super().__init__()
+        self.module, self.run = module, run
+
+    def forward(self) -> Any:
+        return self.run(self.module)
+
+
+def load_weights(module: nn.Module, weights: Mapping[str, Weight], arguments: Mapping[str, Any]) -> dict[str, Tensor]:
+    """Fill the module's state_dict, and give the values that were copied there, which gradients flow through.
+
+    Raises ValueError for keys or shapes that do not fit, naming both sides.
+    """
     state = module.state_dict()
+    given: dict[str, Tensor] = {}
     if extra := [key for key in weights if key not in state]:
         raise ValueError(f"weights: the module has no {extra[0]!r} in its state_dict, which has {sorted(state)}")
     if missing := [name for name, _ in module.named_parameters() if name not in weights]:
         raise ValueError(f"weights: nothing is given for the module's parameter {missing[0]!r}; map it to an argument")
     for key, weight in weights.items():
-        value = _value(weight, arguments, state[key])
-        if value.shape != state[key].shape:
+        place = state[key]
+        value = _value(weight, arguments, place)
+        if value.shape != place.shape:
             raise ValueError(
-                f"weights: {key!r} has shape {tuple(state[key].shape)} in the module, and {_text(weight)} gives "
+                f"weights: {key!r} has shape {tuple(place.shape)} in the module, and {_text(weight)} gives "
                 f"{tuple(value.shape)}; nn.Linear keeps [d_out, d_in], so a weight w goes there as 'w.T'"
             )
-        state[key] = value
+        state[key] = value.detach()
+        given[key] = value.to(place.dtype)
     module.load_state_dict(state)
+    return {**given, **_tied(module, given)}
+
+
+def _tied(module: nn.Module, given: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Give each parameter's value under all of its names; the last that is given counts, as when it is loaded."""
+    names_of: dict[Tensor, list[str]] = {}
+    for name, parameter in module.named_parameters(remove_duplicate=False):
+        names_of.setdefault(parameter, []).append(name)
+    return {
+        name: given[[other for other in names if other in given][-1]] for names in names_of.values() for name in names
+    }
 
 
 def _value(weight: Weight, arguments: Mapping[str, Any], place: Tensor) -> Tensor:

@@ -2,30 +2,38 @@
 
 `subject.layer_norm(x, None, None, eps=0.1)` calls their function the way the contract says (with copies of arrays, and
 the options that differ from their defaults), and brings back NumPy arrays of the promised shapes or says what is wrong.
+
+`subject.layer_norm_vjp(cotangent, x, gamma, beta)` gives gradients, as a tuple: those of their own function of that
+name if there is one, else for functions of tensors those of autograd.
 """
 
 import copy
 import inspect
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
-from types import ModuleType, UnionType
-from typing import Any, Union, get_args, get_origin
+from types import ModuleType
+from typing import Any
 
-import jaxtyping
 import numpy as np
 
-import reference.numpy
+from reference.components import COMPONENTS
 from spec_tests.judge import Mismatch, SubjectRaised, Unsupported
+from spec_tests.subjects.autograd import Arguments, import_jax, jax_gradients, torch_gradients
+from spec_tests.subjects.contract import (
+    VJP,
+    Call,
+    array_annotations,
+    check_result,
+    gradient_arguments,
+    is_gradient,
+    plain,
+    signature,
+)
 
+ARRAYS = ("numpy", "torch", "jax")
+"""What a subject may ask to be given."""
 
-@dataclass(frozen=True)
-class Call:
-    """One call as the contract has it: every argument, options at their defaults left out."""
-
-    component: str
-    args: tuple[Any, ...]
-    options: dict[str, Any]
+AUTOGRAD = {"torch": torch_gradients, "jax": jax_gradients}
 
 
 class Subject:
@@ -37,8 +45,10 @@ class Subject:
     def __init__(self, namespace: Any, *, name: str, strict: bool = False) -> None:
         self.namespace, self.name, self.strict = namespace, name, strict
         self.arrays: str = getattr(namespace, "arrays", "numpy")
-        if self.arrays not in ("numpy", "torch"):
-            raise ValueError(f"{name}: arrays must be 'numpy' or 'torch', got {self.arrays!r}")
+        if self.arrays not in ARRAYS:
+            raise ValueError(f"{name}: arrays must be one of {', '.join(map(repr, ARRAYS))}, got {self.arrays!r}")
+        if self.arrays == "jax":
+            import_jax()  # before any of its arrays is made, as far as that is in our hands
         self.dtype = np.dtype(getattr(namespace, "dtype", "float64"))
         self.calls: list[Call] = []
         self.last_result: Any = None
@@ -51,7 +61,7 @@ class Subject:
         return self.name
 
     def __getattr__(self, component: str) -> Callable[..., Any]:
-        if component.startswith("_") or not hasattr(reference.numpy, component):
+        if component not in COMPONENTS and not is_gradient(component):
             raise AttributeError(f"{component} is not a component of the contract")
         return lambda *args, **options: self.call(component, *args, **options)
 
@@ -61,8 +71,27 @@ class Subject:
         return float(np.finfo(self.dtype).eps)
 
     def offers(self, component: str) -> bool:
-        """Say whether the subject has a function of this name."""
-        return callable(getattr(self.namespace, component, None))
+        """Say whether the subject has a function of this name, or gradients of this name can be had by autograd."""
+        return self._has(component) or self.by_autograd(component)
+
+    def by_autograd(self, component: str) -> bool:
+        """Say whether this is a gradient that the subject has no function for, and autograd finds."""
+        if not is_gradient(component) or self._has(component):
+            return False
+        return self._has(plain(component)) and self.arrays_of(component) in AUTOGRAD
+
+    def arrays_of(self, component: str) -> str:
+        """Say what arrays the function gets: those the subject asks for, unless the function asks for others."""
+        name = component if self._has(component) else plain(component)
+        return getattr(getattr(self.namespace, name, None), "arrays", self.arrays)
+
+    def manners(self) -> dict[str, tuple[str, bool]]:
+        """Say of all that is offered, gradients too, which arrays it gets, and whether autograd takes its gradient."""
+        names = (name for component in COMPONENTS for name in (component, component + VJP))
+        return {name: (self.arrays_of(name), self.by_autograd(name)) for name in names if self.offers(name)}
+
+    def _has(self, name: str) -> bool:
+        return callable(getattr(self.namespace, name, None))
 
     def begin_example(self) -> None:
         """Forget the calls of the example before."""
@@ -82,21 +111,28 @@ class Subject:
         args, options = _without_defaults(component, *_scalars_as_arrays(component, args, options))
         call = Call(component, args, options)
         self.calls.append(call)
-        function = getattr(self.namespace, component, None)
-        if function is None:
-            raise Unsupported(f"{self.name} does not offer {component}")
-        _refuse_unknown_options(function, call)
-        given = [self._hand_over(arg) for arg in args]
-        given_options = {name: self._hand_over(value) for name, value in options.items()}
+        if not self.offers(component):
+            lacking = "gradients of " if is_gradient(component) else ""
+            raise Unsupported(f"{self.name} does not offer {lacking}{plain(component)}")
+        arrays = self.arrays_of(component)
+        function = getattr(self.namespace, component if self._has(component) else plain(component))
+        _refuse_unknown_options(
+            function, Call(plain(component), args[1:], options) if self.by_autograd(component) else call
+        )
+        given = [self._hand_over(arg, arrays) for arg in args]
+        given_options = {name: self._hand_over(value, arrays) for name, value in options.items()}
         self.last_given = (given, given_options)
         self.before_call(call)
         raised: BaseException | None = None
         try:
-            with _default_dtype(self):
-                result = function(*given, **given_options)
+            with _default_dtype(arrays, self.dtype):
+                if self.by_autograd(component):
+                    result = self._differentiate(function, call, given, given_options)
+                else:
+                    result = function(*given, **given_options)
         except NotImplementedError as lacking:
             raise Unsupported(str(lacking) or f"{component} is not implemented") from lacking
-        except (KeyboardInterrupt, Unsupported):
+        except (KeyboardInterrupt, Unsupported, Mismatch):
             raise
         except BaseException as error:  # even SystemExit: the subject must not decide when we stop
             raised = error
@@ -105,22 +141,44 @@ class Subject:
         if raised is not None:
             # Raised out here it has no context, by which Hypothesis would tell one failure from another.
             raise SubjectRaised(component, raised) from raised
-        self.last_result = result = to_numpy(result, component)
+        read = _read_gradients if is_gradient(component) else to_numpy
+        self.last_result = result = read(result, component)
         if not self._wants_error:
             check_result(call, result)
         return result
 
-    def _hand_over(self, value: Any) -> Any:
+    def _differentiate(self, function: Callable[..., Any], call: Call, given: list, given_options: dict) -> tuple:
+        """Run the component itself on tensors, and give the gradients of all arguments that have one."""
+        names = dict(enumerate(list(signature(call.component).parameters)[: len(given)]))
+        names |= {name: name for name in given_options}
+        arguments: Arguments = dict(enumerate(given)) | given_options
+        cotangent = arguments.pop(0)
+        wanted = gradient_arguments(call.component)
+        places = {names[place]: place for place in arguments if names[place] in wanted and arguments[place] is not None}
+        component = Call(plain(call.component), call.args[1:], call.options)
+
+        def toward(result: Any) -> Any:
+            array = to_numpy(result, component.component)
+            if not self._wants_error:
+                check_result(component, array)
+            if np.shape(array) != np.shape(call.args[0]) or np.asarray(call.args[0]).dtype.kind != "f":
+                raise Unsupported("autograd is not asked for gradients of another shape or of whole numbers")
+            return cotangent
+
+        gradients = AUTOGRAD[self.arrays_of(call.component)](function, arguments, places, toward)
+        return tuple(gradients.get(name) for name in wanted)
+
+    def _hand_over(self, value: Any, arrays: str) -> Any:
         """Copy what the subject gets (it may write into it), in its dtype and kind of array."""
         if isinstance(value, Mapping):
-            return {name: self._hand_over(part) for name, part in value.items()}
+            return {name: self._hand_over(part, arrays) for name, part in value.items()}
         if isinstance(value, list | tuple):
             parts = (np.asarray(part) if isinstance(part, np.generic) else part for part in value)
-            return type(value)(self._hand_over(part) for part in parts)
+            return type(value)(self._hand_over(part, arrays) for part in parts)
         if isinstance(value, np.ndarray):
             value = value.astype(self.dtype) if value.dtype == np.float64 else value.copy()
-            return _to_torch(value) if self.arrays == "torch" else value
-        if isinstance(value, type) and issubclass(value, np.generic) and self.arrays == "torch":
+            return {"numpy": np.asarray, "torch": _to_torch, "jax": _to_jax}[arrays](value)
+        if isinstance(value, type) and issubclass(value, np.generic) and arrays == "torch":
             return getattr(_torch(), np.dtype(value).name)
         return copy.deepcopy(value) if not isinstance(value, ModuleType) else value
 
@@ -132,14 +190,14 @@ def _torch() -> ModuleType:
 
 
 @contextmanager
-def _default_dtype(subject: Subject) -> Iterator[None]:
+def _default_dtype(arrays: str, dtype: np.dtype) -> Iterator[None]:
     """Let a function of tensors that is given none, such as a table of positions, work in the subject's dtype."""
-    if subject.arrays != "torch":
+    if arrays != "torch":
         yield
         return
     torch = _torch()
     before = torch.get_default_dtype()
-    torch.set_default_dtype(getattr(torch, subject.dtype.name))
+    torch.set_default_dtype(getattr(torch, dtype.name))
     try:
         yield
     finally:
@@ -150,13 +208,17 @@ def _to_torch(value: np.ndarray) -> Any:
     return _torch().from_numpy(np.ascontiguousarray(value).reshape(value.shape))
 
 
+def _to_jax(value: np.ndarray) -> Any:
+    return import_jax().numpy.asarray(value)
+
+
 def _same(value: Any, default: Any) -> bool:
     return type(value) is type(default) and not isinstance(value, np.ndarray) and value == default
 
 
 def _scalars_as_arrays(component: str, args: tuple, options: dict) -> tuple[tuple, dict]:
     """Give back their zero axes to what NumPy's arithmetic made scalars of, where the contract has an array."""
-    parameters = inspect.signature(getattr(reference.numpy, component)).parameters
+    parameters = signature(component).parameters
     wanted = [name for name, p in parameters.items() if array_annotations(p.annotation)]
 
     def restored(name: str, value: Any) -> Any:
@@ -169,7 +231,7 @@ def _scalars_as_arrays(component: str, args: tuple, options: dict) -> tuple[tupl
 
 def _without_defaults(component: str, args: tuple, options: dict) -> tuple[tuple, dict]:
     """Leave out what stands at its default: a subject need not know options that nobody uses."""
-    parameters = list(inspect.signature(getattr(reference.numpy, component)).parameters.values())
+    parameters = list(signature(component).parameters.values())
     kept_options = {
         name: value
         for name, value in options.items()
@@ -220,38 +282,11 @@ def to_numpy(value: Any, component: str) -> Any:
     return array
 
 
-def check_result(call: Call, result: Any) -> None:
-    """Hold the shapes of a result against the contract's annotation, given those of the arguments."""
-    function = getattr(reference.numpy, call.component)
-    bound = inspect.signature(function).bind(*call.args, **call.options)
-    bound.apply_defaults()
-    hints = function.__annotations__
-    with jaxtyping.jaxtyped("context"):
-        for name, value in bound.arguments.items():
-            for annotation in array_annotations(hints.get(name)):
-                isinstance(value, annotation)  # binds the names of the axes
-        _check_against(call.component, hints["return"], result)
-
-
-def array_annotations(hint: Any) -> list[Any]:
-    """Give the jaxtyping annotations in a hint: one for an array, one in `X | None`, none for anything else."""
-    if isinstance(hint, UnionType) or get_origin(hint) is Union:
-        return [a for part in get_args(hint) for a in array_annotations(part)]
-    return [hint] if isinstance(hint, type) and issubclass(hint, jaxtyping.AbstractArray) else []
-
-
-def _check_against(component: str, hint: Any, result: Any) -> None:
-    if get_origin(hint) is tuple:
-        parts = get_args(hint)
-        if not isinstance(result, tuple | list) or len(result) != len(parts):
-            raise Mismatch(f"{component} should return {len(parts)} values", got=repr(result)[:200])
-        for part, value in zip(parts, result, strict=True):
-            _check_against(component, part, value)
-        return
-    for annotation in array_annotations(hint):
-        if not (isinstance(result, np.ndarray) and isinstance(result, annotation)):
-            found = (
-                f"{result.dtype} of shape {result.shape}" if isinstance(result, np.ndarray) else type(result).__name__
-            )
-            should = f"{annotation.__name__.split('[')[0]} with axes {annotation.dim_str!r}"
-            raise Mismatch(f"{component} returned {found}", got=result, should=should)
+def _read_gradients(value: Any, component: str) -> tuple[Any, ...]:
+    """Read a tuple of gradients, None among them; a lone array or tree stands for a tuple of one."""
+    names = gradient_arguments(component)
+    parts = value if isinstance(value, list | tuple) else (value,)
+    if len(parts) != len(names):
+        what = f"{component} should return {len(names)} gradients, of {', '.join(names)}"
+        raise Mismatch(f"{what}, and returned {len(parts)}", got=repr(value)[:200])
+    return tuple(None if part is None else to_numpy(part, component) for part in parts)
