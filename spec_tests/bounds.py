@@ -8,9 +8,12 @@ part. It is (1 + largest |score|) for a softmax, the largest |angle| for a sine,
 for a whole model whatever its layers make of it; measuring it needs no formula for each. What no input shows is stated:
 the angle of a position, and the 1 whose rest the tails of a GELU and a confident loss are. What is observed stays under
 a tenth of the bound, which is what our own backends are held to.
+
+A gradient is a result like any other; the tokens that the gradients of weights are summed over count as a length.
 """
 
 import inspect
+import math
 from collections.abc import Mapping
 from types import SimpleNamespace
 from typing import Any
@@ -21,7 +24,7 @@ import reference.numpy
 from reference.config import ModelConfig
 from reference.parameters import leaves, map_tree
 from spec_tests.judge import close
-from spec_tests.subjects.subject import Call
+from spec_tests.subjects.contract import Call, is_gradient, plain
 
 SAFETY = 64
 PART = 2.0**-20
@@ -29,19 +32,18 @@ PART = 2.0**-20
 
 def agree(call: Call, got: Any, should: Any, *, eps: float, share: float = 1.0) -> None:
     """Check every array of a result against its bound, or `share` of it."""
-    results = dict(leaves(_as_tree(got)))
+    results, wanted = _arrays(got), _arrays(should)
     for path, limit in bounds(call, should, eps=eps).items():
-        wanted = dict(leaves(_as_tree(should)))[path]
         if path not in results:
             raise AssertionError(f"{call.component}: the result lacks {path}")
-        close(results[path], wanted, within=share * limit, what=f"{call.component}{'.' if path else ''}{path}")
+        close(results[path], wanted[path], within=share * limit, what=f"{call.component}{'.' if path else ''}{path}")
 
 
 def bounds(call: Call, should: Any, *, eps: float) -> dict[str, float]:
     """Give the absolute bound of every array of a result, by its path ('' for a single one)."""
-    moved = dict(leaves(_as_tree(_evaluate(_shifted(call)))))
-    limits, inside = {}, _cancels_inside(call)
-    for path, wanted in leaves(_as_tree(should)):
+    moved = _arrays(_evaluate(_shifted(call)))
+    limits, inside = {}, _cancels_inside(call, _arrays(should))
+    for path, wanted in _arrays(should).items():
         finite = np.isfinite(wanted) & np.isfinite(moved[path])
         size = np.abs(np.where(finite, wanted, 0)).max(initial=0)
         sensitivity = np.abs(np.where(finite, moved[path] - np.where(finite, wanted, 0), 0)).max(initial=0) / PART
@@ -68,11 +70,13 @@ def _shifted(call: Call) -> Call:
     return Call(call.component, tuple(map(shift, call.args)), {name: shift(v) for name, v in call.options.items()})
 
 
-def _cancels_inside(call: Call) -> float:
+def _cancels_inside(call: Call, results: dict[str, np.ndarray]) -> float:
     """How large the numbers are whose difference a small result may be, where moving the inputs does not tell."""
     values = inspect.signature(getattr(reference.numpy, call.component)).bind(*call.args, **call.options)
     values.apply_defaults()
     given = SimpleNamespace(**values.arguments)
+    if is_gradient(call.component):
+        return _cancels_inside_a_gradient(call, given, results)
     match call.component:
         case "sinusoidal_positions":
             return float(given.offset + given.seq)  # the largest angle
@@ -89,13 +93,79 @@ def _cancels_inside(call: Call) -> float:
             return 0.0
 
 
+def _cancels_inside_a_gradient(call: Call, given: SimpleNamespace, results: dict[str, np.ndarray]) -> float:
+    """Say the same of gradients, which vanish where a norm or a softmax has nothing to choose, and by rounding only."""
+    cotangent = _largest(given.cotangent)
+    match plain(call.component):
+        case "softmax":
+            return cotangent  # A (dA - sum A dA)
+        case "attention_weights":
+            return cotangent * _reach_of_scores(given.q, given.k)
+        case "scaled_dot_product_attention":
+            return (
+                _largest(np.abs(given.cotangent).sum(axis=-1)) * _largest(given.v) * _reach_of_scores(given.q, given.k)
+            )
+        case "self_attention" | "multi_head_attention":
+            return _inside_attention(given)
+        case "layer_norm":
+            x, g = given.x, _largest(given.cotangent if given.gamma is None else given.cotangent * given.gamma)
+            divisor = (x.var(axis=-1) + given.eps) ** 0.5 if given.variant == "standard" else x.std(axis=-1) + given.eps
+            raised = 1 + np.abs(x).max(axis=-1) / divisor  # what centring leaves, divided
+            return float((raised * np.maximum(cotangent, g / divisor)).max(initial=0))
+        case "gelu":
+            return cotangent * _steepness(given.x)
+        case "feed_forward":
+            before = given.x @ given.w_1 + (0 if given.b_1 is None else given.b_1)
+            before_gradient = _largest(np.abs(given.cotangent) @ np.abs(given.w_2).T) * _steepness(before)
+            return cotangent * _largest(before) + before_gradient * max(1, _largest(given.x), _largest(given.w_1))
+        case "cross_entropy":
+            counted = max((given.targets != given.ignore_index).sum(), 1)
+            return cotangent * (1 + _largest(given.logits)) / float(counted)  # p - y
+        case "transformer_block" | "transformer":
+            return max(cotangent, *map(_largest, results.values()))  # what vanishes is made of what does not
+        case _:
+            return 0.0
+
+
+def _inside_attention(given: SimpleNamespace) -> float:
+    x, context = given.x, getattr(given, "context", None)
+    keys_from = x if context is None else context
+    biases = {name: getattr(given, name, None) for name in ("b_q", "b_k", "b_v")}
+    q, k, v = (
+        tokens @ w + (0 if biases[name] is None else biases[name])
+        for name, tokens, w in (("b_q", x, given.w_q), ("b_k", keys_from, given.w_k), ("b_v", keys_from, given.w_v))
+    )
+    w_o = getattr(given, "w_o", None)
+    of_heads = np.abs(given.cotangent) if w_o is None else np.abs(given.cotangent) @ np.abs(w_o).T
+    of_scores = _largest(of_heads.sum(axis=-1)) * _largest(v) * _reach_of_scores(q, k)
+    return of_scores * max(1, *map(_largest, (x, keys_from, given.w_q, given.w_k)))
+
+
+def _reach_of_scores(q: np.ndarray, k: np.ndarray) -> float:
+    """Say how much larger the gradients of q, k and bias are than those of the scores."""
+    return max(1.0, _largest(q), _largest(k))
+
+
+def _largest(array: np.ndarray | None) -> float:
+    return 0.0 if array is None else float(np.abs(array).max(initial=0))
+
+
+def _steepness(x: np.ndarray) -> float:
+    """Give the factor of 1 - tanh² in a GELU's derivative, where that is not 0 to the last bit, and at least 1."""
+    x = np.abs(x[np.abs(x) < 8])
+    return 1 + _largest(x * (1 + 0.134 * x**2))
+
+
 def _length(call: Call) -> int:
     values = [*call.args, *call.options.values()]
     arrays = [a for value in values for _, a in leaves(value) if isinstance(a, np.ndarray)]
     longest = max((max(a.shape, default=1) for a in arrays), default=1)
     layers = next((1 + v.n_layers for v in values if isinstance(v, ModelConfig)), 1)
-    return max(longest, 1) * layers
+    tokens = math.prod(call.args[0].shape[:-1]) if is_gradient(call.component) else 1
+    return max(longest, tokens, 1) * layers
 
 
-def _as_tree(result: Any) -> Any:
-    return list(map(_as_tree, result)) if isinstance(result, tuple) else result
+def _arrays(result: Any) -> dict[str, Any]:
+    """Give the arrays of a result by their paths; the gradient of an argument that is None is no array."""
+    tree = list(result) if isinstance(result, tuple) else result
+    return {path: array for path, array in leaves(tree) if array is not None}

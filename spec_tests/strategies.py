@@ -5,7 +5,8 @@
 scale, so that a shrunk example can be read and typed again.
 
 `CASES` lists, for each component, the named ways to call it: which optional arrays are given and which options. Every
-example of a case passes the same options.
+example of a case passes the same options. `GRADIENT_CASES` are those of the components that have a gradient, and
+`gradient_calls` draws a cotangent for one.
 """
 
 import inspect
@@ -17,11 +18,14 @@ from hypothesis import strategies as st
 
 import reference.numpy
 from reference.axes import AXES
+from reference.components import COMPONENTS
 from reference.config import LayerNorm, Learned, ModelConfig, NoPositions, Sinusoidal
 from reference.parameters import Tree, block_shapes, leaves, map_tree, parameter_shapes
-from spec_tests.subjects.subject import Call, array_annotations
+from spec_tests.subjects.contract import Call, array_annotations, plain, signature
 
 SCALES = (1.0, 0.5, 0.1, 3.0)
+MODERATE = (0.25, 0.1, 0.05)
+"""So small that softmaxes are not saturated: where one key has all the weight, every gradient of the scores is 0."""
 EXACT = (1.0, 0.5, 0.125, 4.0)
 """Powers of two: inputs that no dtype rounds, for what is compared to the last bit."""
 GIVEN = object()
@@ -285,6 +289,8 @@ CASES: dict[str, dict[str, dict[str, Any]]] = {
 CASES["scaled_dot_product_attention"] = CASES["attention_weights"]
 
 ALL_CASES = tuple(f"{component}.{case}" for component, cases in CASES.items() for case in cases)
+ATTENTIONS = tuple(name for name, component in COMPONENTS.items() if component.stem == "attention")
+GRADIENT_CASES = tuple(case for case in ALL_CASES if COMPONENTS[case.split(".")[0]].differentiable)
 
 # Arguments that are not just any numbers.
 _SPECIAL: dict[tuple[str, str], Callable[[tuple[int, ...]], st.SearchStrategy]] = {
@@ -301,12 +307,73 @@ def calls(case: str) -> st.SearchStrategy[Call]:
     return _calls(component, CASES[component][variant])
 
 
+def gradient_calls(case: str) -> st.SearchStrategy[Call]:
+    """Draw one call of the gradient of a component, `Call("gelu_vjp", (cotangent, x), {})`, in one of its cases.
+
+    The cotangent has the shape of the result.
+    """
+    component, variant = case.split(".")
+    return _calls(component, CASES[component][variant], gradient=True)
+
+
+def away_from_kinks(call: Call) -> Call:
+    """Let the biases in front of every ReLU decide which hidden units are silent: none comes nearer to 0 than 1/8.
+
+    A ReLU turns at 0, and what is 0 in theory is 1e-17 or -1e-17 by rounding: its gradient there is anybody's. (`relu`
+    itself may be given 0, which is 0 for everybody.)
+    """
+    args, config = list(call.args), next((a for a in call.args if isinstance(a, ModelConfig)), None)
+    if call.component == "feed_forward" and call.options.get("activation") == "relu":
+        x, w_1, b_1 = args[:3]
+        args[1:3] = _decided(w_1, b_1, np.abs(x).max(initial=0))
+    elif config is not None and config.activation == "relu":
+        args[1] = {**args[1], **_with_decided_units(args[1])}
+    return Call(call.component, tuple(args), call.options)
+
+
+def in_general_position(call: Call, generator: np.random.Generator) -> Call:
+    """Put normal numbers into a call of a gradient: nothing cancels, vanishes or ties, and no ReLU is near its kink."""
+
+    def normal(path: str, value: Any) -> Any:
+        if not isinstance(value, np.ndarray) or value.dtype.kind != "f":
+            return value
+        drawn = 0.5 * np.asarray(generator.standard_normal(value.shape))
+        if call.component == "relu_vjp":
+            return drawn + np.where(drawn < 0, -0.25, 0.25)
+        return np.exp(drawn) if path.endswith("gamma") else drawn
+
+    names = list(signature(call.component).parameters)[: len(call.args)]
+    given = changed(dict(zip(names, call.args, strict=True)), normal)
+    options = changed(call.options, normal)
+    cotangent = given.pop("cotangent")
+    inner = away_from_kinks(Call(plain(call.component), tuple(given.values()), options))
+    return Call(call.component, (cotangent, *inner.args), inner.options)
+
+
+def _with_decided_units(params: Tree) -> Tree:
+    if "blocks" in params:
+        return {"blocks": [{**block, **_with_decided_units(block)} for block in params["blocks"]]}
+    mlp = params["mlp"]
+    norms = [params.get(name, {}) for name in ("norm_1", "norm_2")]  # either may come before the MLP
+    gain, bias = (max(np.abs(norm.get(n, one)).max() for norm in norms) for n, one in (("gamma", 1), ("beta", 0)))
+    w_1, b_1 = _decided(mlp["w_1"], mlp["b_1"], gain * len(mlp["w_1"]) ** 0.5 + bias)
+    return {"mlp": {**mlp, "w_1": w_1, "b_1": b_1}}
+
+
+def _decided(w_1: np.ndarray, b_1: np.ndarray, largest: float) -> tuple[np.ndarray, np.ndarray]:
+    """Give a bias of 1/4 or more either way, and weights that move no unit by more than half of it."""
+    b_1 = b_1 + np.where(b_1 < 0, -0.25, 0.25)
+    reach = largest * np.abs(w_1).sum(axis=0)
+    return w_1 * np.minimum(1, np.abs(b_1) / np.maximum(2 * reach, 1e-9)), b_1
+
+
 @st.composite
-def _calls(draw: Any, component: str, given: dict[str, Any]) -> Call:
+def _calls(draw: Any, component: str, given: dict[str, Any], *, gradient: bool = False) -> Call:
     sizes = draw(axes())
     values: dict[str, Any] = {}
     if component in ("transformer_block", "transformer", "parameter_count"):
-        sizes, values = draw(_model_arguments(component, sizes, given.get("config", {}), "keep" in given))
+        scales = MODERATE if gradient else (0.1, 0.25, 0.5)
+        sizes, values = draw(_model_arguments(component, sizes, given.get("config", {}), "keep" in given, scales))
     if component == "multi_head_attention" and "_widths" not in given:
         # as in every model, and as most modules have it: the heads are together as wide as the stream
         width = sizes["heads"] * sizes["d_k"]
@@ -341,7 +408,8 @@ def _calls(draw: Any, component: str, given: dict[str, Any]) -> Call:
         elif name in AXES and (wanted is parameter.empty or (name == "k_seq" and name not in given)):
             value = sizes[name]
         elif wanted is parameter.empty or wanted is GIVEN:
-            value = draw(_array(component, name, parameter.annotation, sizes, given))
+            scales = MODERATE if gradient and component in ATTENTIONS else SCALES
+            value = draw(_array(component, name, parameter.annotation, sizes, given, scales=scales))
         else:
             value = wanted
         if parameter.kind is parameter.KEYWORD_ONLY:
@@ -350,7 +418,13 @@ def _calls(draw: Any, component: str, given: dict[str, Any]) -> Call:
             args.append(value)
     if component == "cross_entropy":
         args[1] = _some_counted(args[1], given.get("ignore_index", -100), sizes["vocab"])
-    return Call(component, tuple(args), options)
+    call = Call(component, tuple(args), options)
+    if not gradient:
+        return call
+    call = away_from_kinks(call)
+    sizes["width"] = sizes["d_model" if given.get("w_o", GIVEN) is GIVEN else "heads_d_v"]
+    (result,) = array_annotations(inspect.signature(getattr(reference.numpy, component)).return_annotation)
+    return Call(f"{component}_vjp", (draw(numbers(shape_of(result, sizes))), *call.args), options)
 
 
 def _some_counted(targets: np.ndarray, ignored: int, vocab: int) -> np.ndarray:
@@ -364,7 +438,15 @@ def inputs(component: str, name: str, sizes: dict[str, Any]) -> st.SearchStrateg
     return _array(component, name, annotation, sizes, {})
 
 
-def _array(component: str, name: str, hint: Any, sizes: dict[str, Any], given: dict[str, Any]) -> st.SearchStrategy:
+def _array(
+    component: str,
+    name: str,
+    hint: Any,
+    sizes: dict[str, Any],
+    given: dict[str, Any],
+    *,
+    scales: tuple[float, ...] = SCALES,
+) -> st.SearchStrategy:
     (annotation,) = array_annotations(hint)
     shape = shape_of(annotation, sizes)
     if special := _SPECIAL.get((component, name)):
@@ -373,7 +455,7 @@ def _array(component: str, name: str, hint: Any, sizes: dict[str, Any], given: d
         return truths(shape)
     if name in ("ids", "targets"):
         return given.get("_ids", token_ids)(shape, sizes["vocab"])
-    return numbers(shape)
+    return numbers(shape, scales=scales)
 
 
 def shape_of(annotation: Any, sizes: dict[str, Any]) -> tuple[int, ...]:
@@ -387,7 +469,12 @@ def shape_of(annotation: Any, sizes: dict[str, Any]) -> tuple[int, ...]:
 
 @st.composite
 def _model_arguments(
-    draw: Any, component: str, sizes: dict[str, Any], fields: dict[str, Any], with_keep: bool
+    draw: Any,
+    component: str,
+    sizes: dict[str, Any],
+    fields: dict[str, Any],
+    with_keep: bool,
+    scales: tuple[float, ...],
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     config = draw(configs(**fields))
     sizes = {**sizes, "d_model": config.d_model, "vocab": config.vocab}
@@ -395,7 +482,7 @@ def _model_arguments(
     if component == "parameter_count":
         return sizes, values
     shapes = block_shapes(config) if component == "transformer_block" else parameter_shapes(config)
-    values["params"] = draw(trees(shapes))
+    values["params"] = draw(trees(shapes, scales=scales))
     if with_keep:
         keep = keep_shapes(config, sizes["batch"], sizes["seq"])
         values["keep"] = draw(keep_masks(keep["blocks"][0] if component == "transformer_block" else keep))

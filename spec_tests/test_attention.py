@@ -1283,3 +1283,716 @@ def test_heads_that_do_not_divide_the_width_raise(subject, h, data):
     n_heads = data.draw(st.sampled_from([n for n in range(-2, width + 2) if n < 1 or width % n]))
     with raises(subject, ValueError, "multi_head_attention", "n_heads", str(width), str(n_heads)):
         attend(subject, h._replace(n_heads=n_heads))
+
+
+# --------------------------------------------------------------------------------------------- the gradient of softmax
+
+
+def rounding_of_softmax_gradient(subject, scores, cotangent):
+    """How far rounding may move a number of w * (g - w.g)."""
+    return 4 * rounding_of_softmax(subject, scores) * np.abs(cotangent).max()
+
+
+@st.composite
+def differentiated_rows(draw, **options):
+    """Draw scores and a cotangent of their shape."""
+    scores = draw(score_rows(**options))
+    return scores, draw(numbers(scores.shape))
+
+
+@states("softmax", gradient=True)
+@given(drawn=differentiated_rows())
+def test_the_gradient_of_a_row_sums_to_0(subject, drawn):
+    """Shifting a row changes no weight, so that the gradients of its scores cancel."""
+    scores, cotangent = drawn
+    (gradient,) = subject.softmax_vjp(cotangent, scores)
+    sums = gradient.sum(axis=-1)
+    within = 16 * subject.eps * scores.shape[-1] * np.abs(cotangent).max()
+    close(sums, np.zeros(sums.shape), within=within, what="the sum of a row's gradient")
+
+
+@states("softmax", gradient=True)
+@given(drawn=differentiated_rows(), data=st.data())
+def test_the_gradient_does_not_see_a_constant_in_the_cotangent(subject, drawn, data):
+    """Weights sum to 1, so that one number added to a whole row of the cotangent asks for nothing."""
+    scores, cotangent = drawn
+    moved = cotangent + data.draw(numbers((*scores.shape[:-1], 1)))
+    (gradient,), (other,) = subject.softmax_vjp(cotangent, scores), subject.softmax_vjp(moved, scores)
+    within = rounding_of_softmax_gradient(subject, scores, cotangent)
+    close(other, gradient, within=within + rounding_of_softmax_gradient(subject, scores, moved))
+
+
+@states("softmax", gradient=True)
+@given(drawn=differentiated_rows(), data=st.data())
+def test_the_gradient_is_symmetric(subject, drawn, data):
+    """Softmax is itself a gradient, that of log sum exp: score i moves weight j as much as score j weight i."""
+    scores, one = drawn
+    other = data.draw(numbers(scores.shape))
+    (of_one,), (of_other,) = subject.softmax_vjp(one, scores), subject.softmax_vjp(other, scores)
+    within = rounding_of_softmax_gradient(subject, scores, one) * np.abs(other).max() * scores.size
+    close((of_one * other).sum(), (of_other * one).sum(), within=within, what="the pairing")
+
+
+@states("softmax", gradient=True)
+@given(scores=score_rows(), data=st.data())
+def test_the_gradient_of_one_weight_is_its_share_of_the_row(subject, scores, data):
+    """Weight w_i has the gradient w_i (1 - w_i) at its own score and -w_i w_j at every other one."""
+    i = data.draw(st.integers(0, scores.shape[-1] - 1))
+    one = np.broadcast_to(np.arange(scores.shape[-1]) == i, scores.shape).astype(np.float64)
+    weights = subject.softmax(scores)
+    (gradient,) = subject.softmax_vjp(one, scores)
+    close(gradient, weights[..., i, None] * (one - weights), within=rounding_of_softmax_gradient(subject, scores, one))
+
+
+@states("softmax", gradient=True)
+@given(drawn=differentiated_rows(), data=st.data())
+def test_a_score_of_minus_infinity_has_gradient_0(subject, drawn, data):
+    """What weighs nothing learns nothing: the gradient at -inf is exactly 0, in a row of nothing else too."""
+    scores, cotangent = drawn
+    finite = data.draw(truths(scores.shape))
+    (gradient,) = subject.softmax_vjp(cotangent, np.where(finite, scores, -np.inf))
+    equal(gradient[~finite], np.zeros((~finite).sum()), what="the gradient of a score of -inf")
+    holds(np.isfinite(gradient), "a gradient is not finite", got=gradient)
+
+
+@states("softmax", gradient=True)
+@given(drawn=differentiated_rows(scales=(1.0,)), times=st.sampled_from((1e4, 1e30)))
+def test_at_huge_scores_the_gradient_acts_between_the_largest_only(subject, drawn, times):
+    """At scores of 1e4 and more the gradient is finite: each of n largest gets 1/n of its lead over their mean."""
+    rows, cotangent = drawn
+    largest = rows == rows.max(axis=-1, keepdims=True)
+    shares = largest / largest.sum(axis=-1, keepdims=True)
+    should = shares * (cotangent - (shares * cotangent).sum(axis=-1, keepdims=True))
+    (gradient,) = subject.softmax_vjp(cotangent, times * rows)
+    close(gradient, should, within=16 * subject.eps * rows.shape[-1] * np.abs(cotangent).max())
+
+
+@states("softmax", gradient=True)
+@given(drawn=differentiated_rows(), data=st.data())
+def test_a_row_has_the_gradient_that_it_has_alone(subject, drawn, data):
+    """No other row's cotangent reaches a row."""
+    scores, cotangent = drawn
+    row = data.draw(st.sampled_from(list(np.ndindex(scores.shape[:-1]))))
+    (gradient,), (alone,) = subject.softmax_vjp(cotangent, scores), subject.softmax_vjp(cotangent[row], scores[row])
+    close(gradient[row], alone, within=rounding_of_softmax_gradient(subject, scores[row], cotangent[row]))
+
+
+@states("softmax", gradient=True)
+@given(drawn=differentiated_rows())
+def test_the_gradient_follows_the_axis(subject, drawn):
+    """With `axis` the gradient along that axis is that of the rows when it is moved to the end."""
+    scores, cotangent = (np.stack([array, -array[..., ::-1]]) for array in drawn)
+    rows, cotangent_of_rows = np.moveaxis(scores, 0, -1), np.moveaxis(cotangent, 0, -1)
+    (gradient,) = subject.softmax_vjp(cotangent, scores, axis=0)
+    (should,) = subject.softmax_vjp(cotangent_of_rows, rows)
+    within = rounding_of_softmax_gradient(subject, rows, cotangent)
+    close(gradient, np.moveaxis(should, -1, 0), within=within)
+
+
+# ----------------------------------------------------------------------- the gradients of attention and of its weights
+
+WEIGHTS, ATTENTION = "attention_weights", "scaled_dot_product_attention"
+
+
+def both(variant):
+    """Give the case of attention and that of its weights."""
+    return f"{WEIGHTS}.{variant}", f"{ATTENTION}.{variant}"
+
+
+class Gradients(NamedTuple):
+    """The gradients of queries, keys, values (of attention only) and bias (where one is given)."""
+
+    q: np.ndarray
+    k: np.ndarray
+    v: np.ndarray | None
+    bias: np.ndarray | None
+
+
+@st.composite
+def differentiated(draw, **options):
+    """Draw queries, keys and values, and a cotangent that is wide enough for the weights and for the output."""
+    a = draw(attentions(**options))
+    width = max(a.k.shape[-2], a.v.shape[-1])
+    return a, draw(numbers((*a.q.shape[:-1], width), scales=MODERATE))
+
+
+def gradients(subject, case, a, cotangent, **options):
+    """Call the vjp of attention or of its weights."""
+    if case.startswith(WEIGHTS):
+        q, k, bias = subject.attention_weights_vjp(cotangent[..., : a.k.shape[-2]], a.q, a.k, **options)
+        return Gradients(q, k, None, bias)
+    return Gradients(*subject.scaled_dot_product_attention_vjp(cotangent[..., : a.v.shape[-1]], *a, **options))
+
+
+def rounding_of_gradients(subject, a, cotangent, *, more=0.0):
+    """How far rounding may move a number of any of the gradients, or the sum of as many as there are tokens."""
+    reach = np.abs(cotangent).max() * (1 + a.v.shape[-1] * np.abs(a.v).max())  # into the weights, and into the values
+    tokens = a.q[..., 0].size + a.k[..., 0].size
+    size = 1 + max(np.abs(a.q).max(), np.abs(a.k).max())
+    return 16 * tokens * rounding_of_weights(subject, a, more=more) * reach * size
+
+
+def same_gradients(got, should, *, within):
+    """Judge that each gradient is the other one."""
+    for name, a_gradient, another in zip(Gradients._fields, got, should, strict=True):
+        if another is not None:
+            close(a_gradient, another, within=within, what=f"the gradient of {name}")
+
+
+def no_gradient(gradient, what):
+    """Judge that a gradient is exactly 0."""
+    equal(gradient, np.zeros(gradient.shape), what=f"the gradient of {what}")
+
+
+@states(cases=both("plain"), gradient=True)
+@given(drawn=differentiated())
+def test_the_gradients_of_the_keys_sum_to_0(subject, case, drawn):
+    """One vector added to every key changes nothing, so that the keys' gradients cancel."""
+    a, cotangent = drawn
+    sums = gradients(subject, case, a, cotangent).k.sum(axis=-2)
+    within = rounding_of_gradients(subject, a, cotangent)
+    close(sums, np.zeros(sums.shape), within=within, what="the sum of the keys' gradients")
+
+
+@states(cases=both("plain"), gradient=True)
+@given(drawn=differentiated())
+def test_queries_and_keys_have_the_same_part_in_the_gradient(subject, case, drawn):
+    """Queries twice as large do what keys twice as large do: dq.q = dk.k, summed over a sequence."""
+    a, cotangent = drawn
+    d = gradients(subject, case, a, cotangent)
+    within = rounding_of_gradients(subject, a, cotangent) * a.q.shape[-1] * np.abs(a.q).max()
+    within = within + rounding_of_gradients(subject, a, cotangent) * a.q.shape[-1] * np.abs(a.k).max()
+    close((d.q * a.q).sum(axis=(-2, -1)), (d.k * a.k).sum(axis=(-2, -1)), within=within, what="dq.q")
+
+
+@states(cases=(*both("bias"), *both("scale")), gradient=True)
+@given(drawn=differentiated(), scale=st.sampled_from((0.25, 2.0)), data=st.data())
+def test_the_gradient_of_a_score_reaches_query_and_key_times_the_scale(subject, case, drawn, scale, data):
+    """A score s q.k + b hands its gradient dS to b as it is: dQ = s dS K and dK = s dS^T Q."""
+    a, cotangent = drawn
+    bias = data.draw(numbers(a.allowed_shape, scales=(0.25, 1.0)))
+    scaled = {"scale": scale} if case.endswith("scale") else {}
+    s = scaled.get("scale", 1 / math.sqrt(a.q.shape[-1]))
+    d = gradients(subject, case, a, cotangent, bias=bias, **scaled)
+    more = np.abs(bias).max() + scale * a.q.shape[-1] * np.abs(a.q).max() * np.abs(a.k).max()
+    within = 2 * (1 + s) * rounding_of_gradients(subject, a, cotangent, more=more)
+    close(d.q, s * d.bias @ a.k, within=within, what="the gradient of q")
+    close(d.k, s * d.bias.swapaxes(-1, -2) @ a.q, within=within, what="the gradient of k")
+
+
+@states(cases=both("bias"), gradient=True)
+@given(drawn=differentiated(), data=st.data())
+def test_the_gradient_of_a_querys_bias_sums_to_0(subject, case, drawn, data):
+    """Shifting all scores of a query changes nothing: the gradients of its bias cancel."""
+    a, cotangent = drawn
+    bias = data.draw(numbers(a.allowed_shape, scales=(0.25, 1.0)))
+    sums = gradients(subject, case, a, cotangent, bias=bias).bias.sum(axis=-1)
+    within = rounding_of_gradients(subject, a, cotangent, more=np.abs(bias).max())
+    close(sums, np.zeros(sums.shape), within=within, what="the sum of a query's bias gradients")
+
+
+@states(cases=both("bias"), gradient=True)
+@given(drawn=differentiated(batch=(2, 3)), data=st.data())
+def test_a_bias_for_many_sequences_gets_the_sum_of_their_gradients(subject, case, drawn, data):
+    """A bias without batch axes, or with axes of length 1, gets one gradient, summed over those whom it serves."""
+    a, cotangent = drawn
+    batch = data.draw(st.sampled_from(((), (3,), (1, 1), (2, 1), (1, 3))))
+    bias = data.draw(numbers((*batch, *a.allowed_shape[-2:]), scales=(0.25, 1.0)))
+    whole = gradients(subject, case, a, cotangent, bias=np.broadcast_to(bias, a.allowed_shape).copy()).bias
+    shared = tuple(axis for axis in range(2) if bias.ndim < 4 - axis or bias.shape[axis - 4] == 1)
+    should = whole.sum(axis=shared, keepdims=True).reshape(bias.shape)
+    got = gradients(subject, case, a, cotangent, bias=bias).bias
+    within = rounding_of_gradients(subject, a, cotangent, more=np.abs(bias).max())
+    close(got, should, within=within, what="the gradient of the bias")
+
+
+@states(cases=both("bias_and_mask"), gradient=True)
+@given(drawn=differentiated(), data=st.data())
+def test_a_bias_behind_the_mask_has_gradient_0(subject, case, drawn, data):
+    """Where the mask is False the bias gets exactly 0, whatever it is, and nothing else becomes NaN."""
+    a, cotangent = drawn
+    mask = data.draw(truths(a.allowed_shape))
+    bias = np.where(mask, data.draw(numbers(a.allowed_shape)), data.draw(st.sampled_from((1e4, -1e4, np.inf, np.nan))))
+    d = gradients(subject, case, a, cotangent, bias=bias, mask=mask)
+    no_gradient(d.bias[~mask], "a bias behind the mask")
+    holds(all(np.isfinite(part).all() for part in d if part is not None), "a gradient is not finite")
+
+
+@states(cases=both("mask"), gradient=True)
+@given(drawn=differentiated(), data=st.data())
+def test_a_hidden_key_has_gradient_0_and_leaves_the_others_theirs(subject, case, drawn, data):
+    """A key that no query may see gets exactly 0, and so its value; the rest has the gradients it has without them."""
+    a, cotangent = drawn
+    hidden, mask = data.draw(hidden_keys(a))
+    if case.startswith(WEIGHTS):  # the weights of the hidden keys are part of the result, though always 0
+        rest = np.concatenate([cotangent[..., : hidden.size][..., ~hidden], cotangent[..., hidden.size :]], axis=-1)
+    else:
+        rest = cotangent
+    d = gradients(subject, case, a, cotangent, mask=mask)
+    absent = gradients(subject, case, a._replace(k=a.k[..., ~hidden, :], v=a.v[..., ~hidden, :]), rest)
+    no_gradient(d.k[..., hidden, :], "a hidden key")
+    visible = d._replace(k=d.k[..., ~hidden, :])
+    if d.v is not None:
+        no_gradient(d.v[..., hidden, :], "a hidden value")
+        visible = visible._replace(v=d.v[..., ~hidden, :])
+    same_gradients(visible, absent, within=rounding_of_gradients(subject, a, cotangent))
+
+
+@states(cases=both("mask"), gradient=True)
+@given(drawn=differentiated(), data=st.data(), junk=st.sampled_from((np.nan, np.inf, -np.inf)))
+def test_a_hidden_key_that_is_nan_changes_no_gradient(subject, case, drawn, data, junk):
+    """NaN or infinity in keys and values that no query may see reaches no gradient, not even by 0 times NaN."""
+    a, cotangent = drawn
+    hidden, mask = data.draw(hidden_keys(a))
+    should = gradients(subject, case, a, cotangent, mask=mask)
+    k, v = a.k.copy(), a.v.copy()
+    k[..., hidden, :], v[..., hidden, :] = junk, junk
+    spoiled = gradients(subject, case, Attention(a.q, k, v), cotangent, mask=mask)
+    same_gradients(spoiled, should, within=rounding_of_gradients(subject, a, cotangent))
+
+
+@states(cases=both("mask"), gradient=True)
+@given(drawn=differentiated(), data=st.data(), junk=st.sampled_from((0.5, np.nan)))
+def test_a_fully_masked_query_passes_no_gradient_on(subject, case, drawn, data, junk):
+    """A query with nothing to attend to gets exactly 0, even where it is NaN, and its cotangent reaches nobody."""
+    a, cotangent = drawn
+    mask = data.draw(masks(a.allowed_shape))
+    i = data.draw(st.integers(0, a.q.shape[-2] - 1))
+    mask[..., i, :] = False
+    a.q[..., i, :] = junk
+    d = gradients(subject, case, a, cotangent, mask=mask)
+    no_gradient(d.q[..., i, :], "a fully masked query")
+    alone = np.zeros(cotangent.shape)
+    alone[..., i, :] = cotangent[..., i, :]
+    for name, gradient in zip("qkv", gradients(subject, case, a, alone, mask=mask), strict=False):
+        if gradient is not None:
+            no_gradient(gradient, f"{name} from a fully masked query")
+
+
+@states(cases=both("causal"), gradient=True)
+@given(drawn=differentiated(), data=st.data())
+def test_a_causal_cotangent_reaches_no_later_key(subject, case, drawn, data):
+    """What is asked of the queries up to i moves no key after key i + k_seq - q_seq, nor its value."""
+    a, cotangent = drawn
+    q_seq, k_seq = a.allowed_shape[-2:]
+    i = data.draw(st.integers(0, q_seq - 1))
+    cotangent[..., i + 1 :, :] = 0
+    d = gradients(subject, case, a, cotangent, causal=True)
+    later = ~causally_allowed(q_seq, k_seq)[i]
+    no_gradient(d.k[..., later, :], "a later key")
+    no_gradient(d.q[..., i + 1 :, :], "a query of which nothing is asked")
+    if d.v is not None:
+        no_gradient(d.v[..., later, :], "a later value")
+
+
+@states(cases=both("plain"), gradient=True)
+@given(drawn=differentiated(scales=(64.0, 1024.0)))
+def test_gradients_are_finite_at_scores_of_ten_thousand_and_more(subject, case, drawn):
+    """At scores of 1e4 to 1e7 no gradient overflows, and the keys' still cancel."""
+    a, cotangent = drawn
+    d = gradients(subject, case, a, cotangent)
+    holds(all(np.isfinite(part).all() for part in d if part is not None), "a gradient is not finite")
+    sums = d.k.sum(axis=-2)
+    reach = np.abs(cotangent).max() * (1 + a.v.shape[-1] * np.abs(a.v).max())
+    within = 64 * subject.eps * a.allowed_shape[-1] ** 2 * a.q.shape[-2] * reach * np.abs(a.q).max()
+    close(sums, np.zeros(sums.shape), within=within, what="the sum of the keys' gradients")
+
+
+@states(cases=both("plain"), gradient=True)
+@given(drawn=differentiated(batch=(2, 3)), data=st.data())
+def test_gradients_of_a_sequence_are_those_that_it_has_alone(subject, case, drawn, data):
+    """No sequence of a batch has a part in another one's gradients."""
+    a, cotangent = drawn
+    place = (data.draw(st.integers(0, 1)), data.draw(st.integers(0, 2)))
+    d = gradients(subject, case, a, cotangent)
+    alone = gradients(subject, case, Attention(*(part[place] for part in a)), cotangent[place])
+    there = Gradients(*(None if part is None else part[place] for part in d))
+    same_gradients(there, alone, within=rounding_of_gradients(subject, a, cotangent))
+
+
+def pairing(one, other):
+    """Give the inner product of two arrays."""
+    return float((one.astype(np.float64) * other).sum())
+
+
+@states("scaled_dot_product_attention", gradient=True)
+@given(drawn=differentiated(), data=st.data())
+def test_the_gradient_of_the_values_is_the_weights_transposed(subject, drawn, data):
+    """The output is linear in the values, so that dv.w is the cotangent times the output for any other values w."""
+    a, cotangent = drawn
+    w = data.draw(numbers(a.v.shape, scales=EXACT))
+    cotangent = cotangent[..., : w.shape[-1]]
+    should = pairing(cotangent, subject.scaled_dot_product_attention(a.q, a.k, w))
+    got = pairing(gradients(subject, ATTENTION, a, cotangent).v, w)
+    within = rounding_of_gradients(subject, a, cotangent) * w.size * (1 + np.abs(w).max())
+    close(got, should, within=within, what="dv.w")
+
+
+@states("scaled_dot_product_attention", gradient=True)
+@given(drawn=differentiated())
+def test_equal_values_give_queries_and_keys_nothing_to_learn(subject, drawn):
+    """Where all values are the same it does not matter who is attended to: queries and keys get no gradient."""
+    a, cotangent = drawn
+    a = a._replace(v=np.broadcast_to(a.v[..., :1, :], a.v.shape).copy())
+    d = gradients(subject, ATTENTION, a, cotangent)
+    within = rounding_of_gradients(subject, a, cotangent)
+    close(d.q, np.zeros(a.q.shape), within=within, what="the gradient of q")
+    close(d.k, np.zeros(a.k.shape), within=within, what="the gradient of k")
+
+
+@states("scaled_dot_product_attention", needs=("attention_weights_vjp",), gradient=True)
+@given(drawn=differentiated())
+def test_queries_and_keys_learn_through_the_weights(subject, drawn):
+    """The weights' cotangent is that of the output times the values: queries and keys get what it gives them."""
+    a, cotangent = drawn
+    d = gradients(subject, ATTENTION, a, cotangent)
+    of_weights = cotangent[..., : a.v.shape[-1]] @ a.v.swapaxes(-1, -2)
+    q, k, _ = subject.attention_weights_vjp(of_weights, a.q, a.k)
+    within = rounding_of_gradients(subject, a, cotangent)
+    close(d.q, q, within=within, what="the gradient of q")
+    close(d.k, k, within=within, what="the gradient of k")
+
+
+# ---------------------------------------------------------------------------------------- the gradients of one head
+
+
+@st.composite
+def differentiated_head(draw, **options):
+    """Draw tokens, the projections of one head and a cotangent."""
+    h = draw(one_heads(**options))
+    return h, draw(numbers((*h.x.shape[:-1], h.w_v.shape[-1]), scales=MODERATE))
+
+
+def rounding_of_head_gradients(subject, h, cotangent):
+    """How far rounding may move a number of a gradient: as in attention, and once more through the projections."""
+    sizes = Attention(*(np.abs(h.x) @ np.abs(w) for w in h[1:]))
+    through = 1 + sum(part.shape[-1] * np.abs(part).max() for part in h)
+    return 4 * h.x.shape[-1] * rounding_of_gradients(subject, sizes, cotangent) * through * h.x[..., 0].size
+
+
+def onto_weights(x, cotangent):
+    """Give the gradient of w in x @ w."""
+    return x.reshape(-1, x.shape[-1]).T @ cotangent.reshape(-1, cotangent.shape[-1]).astype(np.float64)
+
+
+@states("self_attention", needs=("scaled_dot_product_attention_vjp",), gradient=True)
+@given(drawn=differentiated_head())
+def test_a_token_learns_as_query_as_key_and_as_value(subject, drawn):
+    """The gradient of x is dQ w_q^T + dK w_k^T + dV w_v^T, and that of a projection x^T times its own part."""
+    h, cotangent = drawn
+    parts = subject.scaled_dot_product_attention_vjp(cotangent, *h.projected)[:3]
+    x, *weights = subject.self_attention_vjp(cotangent, *h)
+    within = rounding_of_head_gradients(subject, h, cotangent)
+    close(x, sum(part @ w.T for part, w in zip(parts, h[1:], strict=True)), within=within, what="the gradient of x")
+    for name, got, part in zip(OneHead._fields[1:], weights, parts, strict=True):
+        close(got, onto_weights(h.x, part), within=within, what=f"the gradient of {name}")
+
+
+@states("self_attention", gradient=True)
+@given(drawn=differentiated_head(), data=st.data())
+def test_permuting_tokens_permutes_their_gradients(subject, drawn, data):
+    """Permuted tokens under a permuted cotangent get the permuted gradients; the projections notice nothing."""
+    h, cotangent = drawn
+    order = data.draw(st.permutations(range(h.x.shape[-2])))
+    x, *weights = subject.self_attention_vjp(cotangent, *h)
+    got_x, *got = subject.self_attention_vjp(cotangent[..., order, :], *h._replace(x=h.x[..., order, :]))
+    within = rounding_of_head_gradients(subject, h, cotangent)
+    close(got_x, x[..., order, :], within=within, what="the gradient of x")
+    for name, one, other in zip(OneHead._fields[1:], got, weights, strict=True):
+        close(one, other, within=within, what=f"the gradient of {name}")
+
+
+@states("self_attention", gradient=True)
+@given(drawn=differentiated_head())
+def test_the_two_projections_of_a_score_have_the_same_part(subject, drawn):
+    """w_q twice as large does what w_k twice as large does: dw_q.w_q = dw_k.w_k."""
+    h, cotangent = drawn
+    _, w_q, w_k, _ = subject.self_attention_vjp(cotangent, *h)
+    within = rounding_of_head_gradients(subject, h, cotangent) * h.w_q.size * (np.abs(h.w_q) + np.abs(h.w_k)).max()
+    close(pairing(w_q, h.w_q), pairing(w_k, h.w_k), within=within, what="dw_q.w_q")
+
+
+@states("self_attention", gradient=True)
+@given(drawn=differentiated_head(), data=st.data())
+def test_a_causal_cotangent_reaches_no_later_token(subject, drawn, data):
+    """What is asked of the outputs before t moves no token from t on."""
+    h, cotangent = drawn
+    t = data.draw(st.integers(1, h.x.shape[-2] - 1))
+    cotangent[..., t:, :] = 0
+    no_gradient(subject.self_attention_vjp(cotangent, *h, causal=True)[0][..., t:, :], "a later token")
+
+
+@states("self_attention", gradient=True)
+@given(drawn=differentiated_head(), data=st.data())
+def test_a_masked_token_of_which_nothing_is_asked_has_gradient_0(subject, drawn, data):
+    """A token that none may see, and whose output does not count, gets exactly 0."""
+    h, cotangent = drawn
+    visible = data.draw(masks(h.x.shape[-2:-1]))
+    cotangent[..., ~visible, :] = 0
+    mask = np.broadcast_to(visible, (*h.x.shape[:-1], h.x.shape[-2]))
+    no_gradient(subject.self_attention_vjp(cotangent, *h, mask=mask)[0][..., ~visible, :], "a masked token")
+
+
+@states("self_attention", gradient=True)
+@given(drawn=differentiated_head(), data=st.data())
+def test_a_token_that_may_see_nothing_passes_no_gradient_on(subject, drawn, data):
+    """The cotangent of a token with nothing to attend to reaches neither tokens nor projections."""
+    h, cotangent = drawn
+    t = data.draw(st.integers(0, h.x.shape[-2] - 1))
+    mask = np.ones((*h.x.shape[:-1], h.x.shape[-2]), bool)
+    mask[..., t, :] = False
+    alone = np.zeros(cotangent.shape)
+    alone[..., t, :] = cotangent[..., t, :]
+    for name, gradient in zip(OneHead._fields, subject.self_attention_vjp(alone, *h, mask=mask), strict=True):
+        no_gradient(gradient, name)
+
+
+@states("self_attention", gradient=True)
+@given(drawn=differentiated_head(batch=(2,)))
+def test_projections_get_the_sum_over_the_sequences(subject, drawn):
+    """A sequence's tokens have the gradients that they have alone; a projection's are summed over the batch."""
+    h, cotangent = drawn
+    x, *weights = subject.self_attention_vjp(cotangent, *h)
+    (first, *firsts), (second, *seconds) = (
+        subject.self_attention_vjp(cotangent[i], *h._replace(x=h.x[i])) for i in (0, 1)
+    )
+    within = rounding_of_head_gradients(subject, h, cotangent)
+    close(x, np.stack([first, second]), within=within, what="the gradient of x")
+    for name, got, one, other in zip(OneHead._fields[1:], weights, firsts, seconds, strict=True):
+        close(got, one + other, within=within, what=f"the gradient of {name}")
+
+
+# ------------------------------------------------------------------------------------- the gradients of several heads
+
+
+class HeadGradients(NamedTuple):
+    """The gradients of tokens, projections, biases and context; None for what is not given."""
+
+    x: np.ndarray
+    w_q: np.ndarray
+    w_k: np.ndarray
+    w_v: np.ndarray
+    w_o: np.ndarray | None
+    b_q: np.ndarray | None
+    b_k: np.ndarray | None
+    b_v: np.ndarray | None
+    b_o: np.ndarray | None
+    context: np.ndarray | None
+
+
+@st.composite
+def differentiated_heads(draw, **options):
+    """Draw several heads and a cotangent of their output."""
+    h = draw(several_heads(**options))
+    width = h.w_v.shape[-1] if h.w_o is None else h.w_o.shape[-1]
+    return h, draw(numbers((*h.x.shape[:-1], width), scales=MODERATE))
+
+
+def head_gradients(subject, h, cotangent, **options):
+    """Call the vjp of multi-head attention."""
+    parts = (h.x, h.w_q, h.w_k, h.w_v, h.w_o)
+    return HeadGradients(*subject.multi_head_attention_vjp(cotangent, *parts, n_heads=h.n_heads, **options))
+
+
+def rounding_of_heads_gradients(subject, h, cotangent, context=None):
+    """How far rounding may move a number of a gradient: as for one head as wide as all, and through w_o."""
+    context = h.x if context is None else context
+    x = np.concatenate([np.abs(h.x), np.abs(context)], axis=-2)
+    spread = 1.0 if h.w_o is None else max(1.0, np.abs(h.w_o).sum(axis=-1).max())
+    reach = np.full((*x.shape[:-1], h.w_v.shape[-1]), spread * np.abs(cotangent).max())
+    return h.n_heads * rounding_of_head_gradients(subject, OneHead(x, h.w_q, h.w_k, h.w_v), reach)
+
+
+def same_head_gradients(got, should, *, within, names=HeadGradients._fields):
+    """Judge that each of the gradients named is the other one."""
+    for name in names:
+        if getattr(should, name) is not None:
+            close(getattr(got, name), getattr(should, name), within=within, what=f"the gradient of {name}")
+
+
+@states("multi_head_attention", needs=("self_attention_vjp",), gradient=True)
+@given(drawn=differentiated_heads(w_o=False))
+def test_a_heads_columns_get_the_gradient_of_that_head(subject, drawn):
+    """The gradients of head h stand in its own columns of the projections, and x gets the sum over the heads."""
+    h, cotangent = drawn
+    d = head_gradients(subject, h, cotangent)
+    within, sum_over_heads = rounding_of_heads_gradients(subject, h, cotangent), np.zeros(h.x.shape)
+    for head in range(h.n_heads):
+        keys, values = h.columns(head)
+        x, w_q, w_k, w_v = subject.self_attention_vjp(cotangent[..., values], *h.alone(head))
+        sum_over_heads += x
+        close(d.w_q[:, keys], w_q, within=within, what=f"the gradient of w_q in head {head}")
+        close(d.w_k[:, keys], w_k, within=within, what=f"the gradient of w_k in head {head}")
+        close(d.w_v[:, values], w_v, within=within, what=f"the gradient of w_v in head {head}")
+    close(d.x, sum_over_heads, within=within, what="the gradient of x")
+
+
+@states("multi_head_attention", gradient=True)
+@given(drawn=differentiated_heads())
+def test_the_output_projection_hands_the_cotangent_to_the_heads(subject, drawn):
+    """w_o gets the heads' outputs times the cotangent, and the heads get the cotangent times w_o^T."""
+    h, cotangent = drawn
+    d, bare = head_gradients(subject, h, cotangent), h._replace(w_o=None)
+    within = rounding_of_heads_gradients(subject, h, cotangent)
+    close(d.w_o, onto_weights(attend(subject, bare), cotangent), within=within, what="the gradient of w_o")
+    heads = head_gradients(subject, bare, cotangent @ h.w_o.T)
+    same_head_gradients(d, heads, within=within, names=("x", "w_q", "w_k", "w_v"))
+
+
+@states("multi_head_attention", gradient=True)
+@given(drawn=differentiated_heads(), data=st.data())
+def test_permuting_heads_permutes_their_gradients(subject, drawn, data):
+    """Heads exchanged together with their rows of w_o get their gradients in the new order, and x its old one."""
+    h, cotangent = drawn
+    order = data.draw(st.permutations(range(h.n_heads)))
+    d = head_gradients(subject, h, cotangent)
+    should = h._replace(w_q=d.w_q, w_k=d.w_k, w_v=d.w_v, w_o=d.w_o).reordered(order)
+    got = head_gradients(subject, h.reordered(order), cotangent)
+    within = rounding_of_heads_gradients(subject, h, cotangent)
+    same_head_gradients(got, d, within=within, names=("x",))
+    same_head_gradients(got, should, within=within, names=("w_q", "w_k", "w_v", "w_o"))
+
+
+@states("multi_head_attention", gradient=True)
+@given(drawn=differentiated_heads())
+def test_values_and_output_projection_have_the_same_part(subject, drawn):
+    """The output is linear in w_v and in w_o: dw_v.w_v and dw_o.w_o both are the cotangent times the output."""
+    h, cotangent = drawn
+    d, whole = head_gradients(subject, h, cotangent), pairing(cotangent, attend(subject, h))
+    within = rounding_of_heads_gradients(subject, h, cotangent) * h.w_v.size
+    close(pairing(d.w_v, h.w_v), whole, within=within * (1 + np.abs(h.w_v).max()), what="dw_v.w_v")
+    close(pairing(d.w_o, h.w_o), whole, within=within * (1 + np.abs(h.w_o).max()), what="dw_o.w_o")
+
+
+@states("multi_head_attention", gradient=True)
+@given(drawn=differentiated_heads(), data=st.data())
+def test_biases_at_the_end_get_the_sum_of_the_cotangent(subject, drawn, data):
+    """b_o is added to every output, and b_v, since weights sum to 1, to every head's: sums over all tokens."""
+    h, cotangent = drawn
+    b_v, b_o = (data.draw(numbers(w.shape[1:], scales=EXACT)) for w in (h.w_v, h.w_o))
+    d = head_gradients(subject, h, cotangent, b_v=b_v, b_o=b_o)
+    bound = h._replace(x=np.abs(h.x) + 1, w_v=np.abs(h.w_v) + np.abs(b_v))
+    within, every_token = rounding_of_heads_gradients(subject, bound, cotangent), tuple(range(cotangent.ndim - 1))
+    close(d.b_o, cotangent.sum(axis=every_token), within=within, what="the gradient of b_o")
+    close(d.b_v, (cotangent @ h.w_o.T).sum(axis=every_token), within=within, what="the gradient of b_v")
+
+
+@states("multi_head_attention", gradient=True)
+@given(drawn=differentiated_heads(), data=st.data())
+def test_a_key_bias_has_nothing_to_learn(subject, drawn, data):
+    """A bias of the keys shifts all scores of a query alike: its gradient is 0, but for rounding."""
+    h, cotangent = drawn
+    b_k = data.draw(numbers(h.w_k.shape[1:], scales=MODERATE))
+    bound = h._replace(x=np.abs(h.x) + 1, w_k=np.abs(h.w_k) + np.abs(b_k))
+    within = rounding_of_heads_gradients(subject, bound, cotangent)
+    got = head_gradients(subject, h, cotangent, b_k=b_k).b_k
+    close(got, np.zeros(b_k.shape), within=within, what="the gradient of b_k")
+
+
+@states("multi_head_attention", gradient=True)
+@given(drawn=differentiated_heads(w_o=False), data=st.data())
+def test_biases_get_the_gradients_of_weights_of_a_constant_channel(subject, drawn, data):
+    """b_q, b_k and b_v learn what the weights of one more channel of x learn that is always 1."""
+    h, cotangent = drawn
+    b_q, b_k, b_v = (data.draw(numbers(w.shape[1:], scales=MODERATE)) for w in (h.w_q, h.w_k, h.w_v))
+    with_ones = Heads(
+        np.concatenate([h.x, np.ones((*h.x.shape[:-1], 1))], axis=-1),
+        *(np.concatenate([w, b[None]]) for w, b in ((h.w_q, b_q), (h.w_k, b_k), (h.w_v, b_v))),
+        None,
+        h.n_heads,
+    )
+    d = head_gradients(subject, with_ones, cotangent)
+    should = HeadGradients(
+        d.x[..., :-1], d.w_q[:-1], d.w_k[:-1], d.w_v[:-1], None, d.w_q[-1], d.w_k[-1], d.w_v[-1], None, None
+    )
+    got = head_gradients(subject, h, cotangent, b_q=b_q, b_k=b_k, b_v=b_v)
+    same_head_gradients(got, should, within=rounding_of_heads_gradients(subject, with_ones, cotangent))
+
+
+@states("multi_head_attention", gradient=True)
+@given(drawn=differentiated_heads())
+def test_without_a_context_x_gets_the_gradients_of_both_its_parts(subject, drawn):
+    """As its own context x gets the queries' gradient apart from the keys' and values'; without one, their sum."""
+    h, cotangent = drawn
+    apart = head_gradients(subject, h, cotangent, context=h.x)
+    d = head_gradients(subject, h, cotangent)
+    within = rounding_of_heads_gradients(subject, h, cotangent)
+    close(d.x, apart.x + apart.context, within=within, what="the gradient of x")
+    same_head_gradients(d, apart, within=within, names=("w_q", "w_k", "w_v", "w_o"))
+
+
+@st.composite
+def differentiated_heads_and_context(draw, **options):
+    """Draw several heads, a context of another length and a cotangent."""
+    h, context = draw(heads_and_context(**options))
+    width = h.w_v.shape[-1] if h.w_o is None else h.w_o.shape[-1]
+    return h, context, draw(numbers((*h.x.shape[:-1], width), scales=MODERATE))
+
+
+@states("multi_head_attention", needs=("scaled_dot_product_attention_vjp",), gradient=True)
+@given(drawn=differentiated_heads_and_context(n_heads=1, w_o=False))
+def test_x_learns_from_the_queries_and_the_context_from_keys_and_values(subject, drawn):
+    """The gradient of x is dQ w_q^T, and that of the context dK w_k^T + dV w_v^T."""
+    h, context, cotangent = drawn
+    parts = Attention(h.x @ h.w_q, context @ h.w_k, context @ h.w_v)
+    q, k, v, _ = subject.scaled_dot_product_attention_vjp(cotangent, *parts)
+    d = head_gradients(subject, h, cotangent, context=context)
+    within = rounding_of_heads_gradients(subject, h, cotangent, context)
+    close(d.x, q @ h.w_q.T, within=within, what="the gradient of x")
+    close(d.context, k @ h.w_k.T + v @ h.w_v.T, within=within, what="the gradient of the context")
+    close(d.w_q, onto_weights(h.x, q), within=within, what="the gradient of w_q")
+    close(d.w_k, onto_weights(context, k), within=within, what="the gradient of w_k")
+    close(d.w_v, onto_weights(context, v), within=within, what="the gradient of w_v")
+
+
+@states("multi_head_attention", gradient=True)
+@given(drawn=differentiated_heads_and_context(), data=st.data(), junk=st.sampled_from((0.5, np.nan)))
+def test_padding_of_the_context_gets_gradient_0(subject, drawn, data, junk):
+    """A token of the context that no query may see gets exactly 0, even where it is NaN, and so x gets no NaN."""
+    h, context, cotangent = drawn
+    visible = data.draw(masks(context.shape[-2:-1]))
+    context[..., ~visible, :] = junk
+    mask = np.broadcast_to(visible, (*h.x.shape[:-1], context.shape[-2]))
+    d = head_gradients(subject, h, cotangent, context=context, mask=mask)
+    no_gradient(d.context[..., ~visible, :], "the padding")
+    holds(np.isfinite(d.x).all() and np.isfinite(d.context).all(), "a gradient is not finite")
+
+
+@states("multi_head_attention", gradient=True)
+@given(drawn=differentiated_heads_and_context(), data=st.data())
+def test_a_query_that_may_see_nothing_passes_no_gradient_to_the_context(subject, drawn, data):
+    """A fully masked query gets exactly 0; its cotangent moves neither context nor projections, in no head."""
+    h, context, cotangent = drawn
+    i = data.draw(st.integers(0, h.x.shape[-2] - 1))
+    mask = data.draw(masks((*h.x.shape[:-1], context.shape[-2])))
+    mask[..., i, :] = False
+    no_gradient(head_gradients(subject, h, cotangent, context=context, mask=mask).x[..., i, :], "a fully masked query")
+    alone = np.zeros(cotangent.shape)
+    alone[..., i, :] = cotangent[..., i, :]
+    for name, gradient in head_gradients(subject, h, alone, context=context, mask=mask)._asdict().items():
+        if gradient is not None:
+            no_gradient(gradient, f"{name} from a fully masked query")
+
+
+@states("multi_head_attention", gradient=True)
+@given(drawn=differentiated_heads(), data=st.data())
+def test_a_causal_cotangent_reaches_no_later_token_through_any_head(subject, drawn, data):
+    """What is asked of the outputs before t moves no token from t on."""
+    h, cotangent = drawn
+    t = data.draw(st.integers(0, h.x.shape[-2]))
+    cotangent[..., t:, :] = 0
+    no_gradient(head_gradients(subject, h, cotangent, causal=True).x[..., t:, :], "a later token")
+
+
+@states("multi_head_attention", gradient=True)
+@given(drawn=differentiated_heads(batch=(2,)))
+def test_what_all_sequences_share_gets_the_sum_of_their_gradients(subject, drawn):
+    """A sequence's tokens have the gradients that they have alone; those of the weights are summed over the batch."""
+    h, cotangent = drawn
+    d = head_gradients(subject, h, cotangent)
+    one, other = (head_gradients(subject, h._replace(x=h.x[i]), cotangent[i]) for i in (0, 1))
+    within = rounding_of_heads_gradients(subject, h, cotangent)
+    close(d.x, np.stack([one.x, other.x]), within=within, what="the gradient of x")
+    for name in ("w_q", "w_k", "w_v", "w_o"):
+        should = getattr(one, name) + getattr(other, name)
+        close(getattr(d, name), should, within=within, what=f"the gradient of {name}")

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from reference.config import LayerNorm
-from reference.parameters import block_shapes, leaves
+from reference.parameters import block_shapes, leaves, map_tree
 from spec_tests.judge import close, differ, equal, raises
 from spec_tests.spec import states
 from spec_tests.strategies import (
@@ -20,6 +20,7 @@ from spec_tests.strategies import (
     normal_tree,
     numbers,
     trees,
+    truths,
 )
 
 PLACEMENT = st.sampled_from(("pre", "post"))
@@ -43,11 +44,17 @@ def blocks(draw, *, scales=(0.1, 0.25, 0.5), **options):
 
 
 @st.composite
-def generic(draw, **options):
-    """Draw a block in general position, with so many tokens and channels that every influence shows in some."""
+def differentiated(draw, **options):
+    """Draw a block in general position, with so many tokens that every influence shows in some, and a cotangent."""
     shape, config = draw(shapes_of_blocks(**{"batch": (4,), "least_seq": 8, "n_heads": 3, **options}))
     generator = draw(GENERATORS)
-    return generator.standard_normal(shape), normal_tree(generator, block_shapes(config)), config
+    drawn = generator.standard_normal(shape), normal_tree(generator, block_shapes(config)), config
+    return drawn, generator.standard_normal(shape)
+
+
+def generic(**options):
+    """Draw a block in general position."""
+    return differentiated(**options).map(lambda drawn: drawn[0])
 
 
 def silenced(params, *names):
@@ -299,3 +306,269 @@ def test_a_missing_parameter_is_refused(subject, drawn, data):
     lacking = {**params, group: {key: leaf for key, leaf in params[group].items() if key != name}}
     with raises(subject, ValueError, f"{group}.{name}"):
         subject.transformer_block(x, lacking, config)
+
+
+# ---------------------------------------------------------------------------------------------- gradients
+
+
+def no_gradient(gradient, what):
+    """Judge that a gradient is exactly 0."""
+    equal(gradient, np.zeros(gradient.shape), what=f"the gradient of {what}")
+
+
+def sum_over_tokens(cotangent):
+    """Give what a number that is added to every token gets."""
+    return cotangent.reshape(-1, cotangent.shape[-1]).sum(axis=0)
+
+
+@states("transformer_block", gradient=True)
+@given(drawn=differentiated(attention_bias=True, norm_placement=PLACEMENT))
+def test_a_cotangent_of_0_asks_for_nothing(subject, drawn):
+    """Where nothing is asked of the output, stream and parameters have a gradient of exactly 0."""
+    (x, params, config), cotangent = drawn
+    dx, gradient = subject.transformer_block_vjp(0 * cotangent, x, params, config)
+    no_gradient(dx, "x")
+    for path, leaf in leaves(gradient):
+        no_gradient(leaf, path)
+
+
+@states("transformer_block", gradient=True)
+@given(drawn=differentiated(attention_bias=True))
+def test_silent_branches_pass_the_cotangent_on(subject, drawn):
+    """With output projections and biases of 0 a pre-norm block gives its input the cotangent, to the last bit."""
+    (x, params, config), cotangent = drawn
+    dx, _ = subject.transformer_block_vjp(cotangent, x, silenced(params, *WRITERS), config)
+    equal(dx, cotangent.astype(subject.dtype), what="the gradient of x")
+
+
+@states("transformer_block", needs=("layer_norm_vjp",), gradient=True)
+@given(drawn=differentiated(attention_bias=True, norm_placement="post"))
+def test_silent_branches_leave_the_gradients_of_two_norms(subject, drawn):
+    """With output projections and biases of 0 the cotangent of a post-norm block goes back through its two norms."""
+    (x, params, config), cotangent = drawn
+    norm_1, norm_2 = (tuple(params[name].values()) for name in ("norm_1", "norm_2"))
+    between = standard_norm(x, *norm_1, eps=config.norm.eps)
+    second, *of_norm_2 = subject.layer_norm_vjp(cotangent, between, *norm_2, eps=config.norm.eps)
+    first, *of_norm_1 = subject.layer_norm_vjp(second.astype(np.float64), x, *norm_1, eps=config.norm.eps)
+    dx, gradient = subject.transformer_block_vjp(cotangent, x, silenced(params, *WRITERS), config)
+    close(dx, first, within=rounding(subject, first), what="the gradient of x")
+    for name, should in (("norm_1", of_norm_1), ("norm_2", of_norm_2)):
+        for part, array in zip(("gamma", "beta"), should, strict=True):
+            close(gradient[name][part], array, within=rounding(subject, array), what=f"the gradient of {name}.{part}")
+
+
+@states("transformer_block", gradient=True)
+@given(drawn=differentiated())
+def test_the_gradient_of_a_token_of_a_pre_norm_block_sums_to_that_of_its_cotangent(subject, drawn):
+    """A constant added to the stream just passes a pre-norm block: a token's gradients sum to its cotangent's sum."""
+    (x, params, config), cotangent = drawn
+    dx, _ = subject.transformer_block_vjp(cotangent, x, params, config)
+    close(dx.sum(axis=-1), cotangent.sum(axis=-1), within=rounding(subject, dx), what="the sum of a token's gradients")
+
+
+@states("transformer_block", gradient=True)
+@given(drawn=differentiated(attention_bias=True, norm_placement="post"))
+def test_a_bias_before_a_post_norm_has_a_gradient_that_sums_to_0(subject, drawn):
+    """The norm after each branch takes a constant away again: the gradients of b_o and of b_2 sum to 0."""
+    (x, params, config), cotangent = drawn
+    _, gradient = subject.transformer_block_vjp(cotangent, x, params, config)
+    for path in ("attention.b_o", "mlp.b_2"):
+        leaf = dict(leaves(gradient))[path]
+        close(leaf.sum(), 0.0, within=rounding(subject, leaf), what=f"the sum of the gradient of {path}")
+
+
+@states("transformer_block", gradient=True)
+@given(drawn=differentiated(norm_placement=PLACEMENT))
+def test_what_is_added_last_gets_the_sum_of_the_cotangent(subject, drawn):
+    """The last bias, b_2 of a pre-norm block and beta of a post-norm block's norm_2, gets the sum over all tokens."""
+    (x, params, config), cotangent = drawn
+    _, gradient = subject.transformer_block_vjp(cotangent, x, params, config)
+    last = "mlp.b_2" if config.norm_placement == "pre" else "norm_2.beta"
+    should = sum_over_tokens(cotangent)
+    close(dict(leaves(gradient))[last], should, within=rounding(subject, should), what=f"the gradient of {last}")
+
+
+@states("transformer_block", gradient=True)
+@settings(max_examples=5)
+@given(drawn=differentiated(attention_bias=True, norm_placement=PLACEMENT))
+def test_every_parameter_has_a_gradient(subject, drawn):
+    """In general position no parameter's gradient is 0, but for that of b_k, which moves all scores alike."""
+    (x, params, config), cotangent = drawn
+    _, gradient = subject.transformer_block_vjp(cotangent, x, params, config)
+    for path, leaf in leaves(gradient):
+        if path == "attention.b_k":
+            close(leaf, np.zeros(leaf.shape), within=rounding(subject, cotangent), what=f"the gradient of {path}")
+        else:
+            differ(subject, np.zeros(leaf.shape), leaf, f"{path} has no gradient")
+
+
+@states("transformer_block", gradient=True)
+@given(drawn=differentiated(norm_placement=PLACEMENT))
+def test_attention_learns_through_the_mlp(subject, drawn):
+    """The MLP reads what attention wrote: the gradient of w_o is another one where the MLP is silent."""
+    (x, params, config), cotangent = drawn
+    _, gradient = subject.transformer_block_vjp(cotangent, x, params, config)
+    _, quiet = subject.transformer_block_vjp(cotangent, x, silenced(params, "w_2"), config)
+    differ(subject, gradient["attention"]["w_o"], quiet["attention"]["w_o"], "no gradient goes back through the MLP")
+
+
+@states("transformer_block", gradient=True)
+@given(drawn=differentiated(causal=True, norm_placement=PLACEMENT), data=st.data())
+def test_a_causal_cotangent_reaches_no_later_token(subject, drawn, data):
+    """What is asked of the tokens before t moves no token of a causal block from t on."""
+    (x, params, config), cotangent = drawn
+    t = data.draw(st.integers(1, x.shape[-2] - 1))
+    cotangent[..., t:, :] = 0
+    dx, _ = subject.transformer_block_vjp(cotangent, x, params, config)
+    no_gradient(dx[..., t:, :], "a later token")
+
+
+@states("transformer_block", gradient=True)
+@given(drawn=differentiated(norm_placement=PLACEMENT), data=st.data())
+def test_a_masked_token_of_which_nothing_is_asked_has_gradient_0(subject, drawn, data):
+    """A token that `mask` hides from all others, and whose own output does not count, gets exactly 0."""
+    (x, params, config), cotangent = drawn
+    hidden = data.draw(st.integers(0, x.shape[-2] - 1))
+    others = np.arange(x.shape[-2]) != hidden
+    cotangent[..., hidden, :] = 0
+    dx, _ = subject.transformer_block_vjp(cotangent, x, params, config, mask=others[None, :] | ~others[:, None])
+    no_gradient(dx[..., hidden, :], "a masked token")
+
+
+@states("transformer_block", gradient=True)
+@given(drawn=differentiated(norm_placement=PLACEMENT), data=st.data())
+def test_permuting_tokens_permutes_their_gradients(subject, drawn, data):
+    """Permuted tokens under a permuted cotangent get the permuted gradients, and parameters their old ones."""
+    (x, params, config), cotangent = drawn
+    order = data.draw(st.permutations(range(x.shape[-2])))
+    dx, gradient = subject.transformer_block_vjp(cotangent, x, params, config)
+    got_dx, got = subject.transformer_block_vjp(cotangent[..., order, :], x[..., order, :], params, config)
+    close(got_dx, dx[..., order, :], within=rounding(subject, dx), what="the gradient of x")
+    same_tree(subject, got, gradient)
+
+
+@states("transformer_block", gradient=True)
+@given(drawn=differentiated(batch=(2,), norm_placement=PLACEMENT))
+def test_parameters_get_the_sum_over_the_sequences(subject, drawn):
+    """A sequence's tokens have the gradients that they have alone; a parameter's are summed over the batch."""
+    (x, params, config), cotangent = drawn
+    dx, gradient = subject.transformer_block_vjp(cotangent, x, params, config)
+    (first, one), (second, other) = (subject.transformer_block_vjp(cotangent[i], x[i], params, config) for i in (0, 1))
+    close(dx, np.stack([first, second]), within=rounding(subject, dx), what="the gradient of x")
+    same_tree(subject, gradient, map_tree(np.add, one, other))
+
+
+def same_tree(subject, got, should):
+    """Judge that each gradient of a tree in general position is the other one."""
+    found = dict(leaves(got))
+    for path, leaf in leaves(should):
+        close(found[path], leaf, within=rounding(subject, leaf), what=f"the gradient of {path}")
+
+
+PARTS = ("layer_norm", "multi_head_attention", "feed_forward")
+
+
+@states("transformer_block", needs=(*PARTS, *(f"{part}_vjp" for part in PARTS)), gradient=True)
+@given(drawn=differentiated(norm_placement=PLACEMENT))
+def test_the_gradient_goes_back_through_the_parts(subject, drawn):
+    """The chain rule: a block's gradients are those of its parts, each at what it read, from the last to the first."""
+    (x, params, config), cotangent = drawn
+    pre, eps, heads = config.norm_placement == "pre", config.norm.eps, {"n_heads": config.n_heads}
+    calls = {
+        "attention": ("multi_head_attention", tuple(params["attention"].values()), heads),
+        "mlp": ("feed_forward", tuple(params["mlp"].values()), {}),
+        "norm_1": ("layer_norm", tuple(params["norm_1"].values()), {"eps": eps}),
+        "norm_2": ("layer_norm", tuple(params["norm_2"].values()), {"eps": eps}),
+    }
+    read, gradient = {}, {}
+
+    def forward(part, x):
+        component, weights, options = calls[part]
+        read[part] = x
+        return subject.call(component, x, *weights, **options).astype(np.float64)
+
+    def back(part, cotangent):
+        component, weights, options = calls[part]
+        dx, *found = subject.call(f"{component}_vjp", cotangent, read[part], *weights, **options)
+        gradient[part] = dict(zip(params[part], found, strict=False))
+        return dx.astype(np.float64)
+
+    halves = (("attention", "norm_1"), ("mlp", "norm_2"))
+    for branch, norm in halves:
+        x = x + forward(branch, forward(norm, x)) if pre else forward(norm, x + forward(branch, x))
+    dx = cotangent
+    for branch, norm in reversed(halves):
+        dx = dx if pre else back(norm, dx)
+        dx = dx + (back(norm, back(branch, dx)) if pre else back(branch, dx))
+    got_dx, got = subject.transformer_block_vjp(cotangent, drawn[0][0], params, config)
+    close(got_dx, dx, within=rounding(subject, dx), what="the gradient of x")
+    same_tree(subject, got, gradient)
+
+
+@st.composite
+def differentiated_with_keep(draw, **options):
+    """Draw a block with dropout at a rate of 1/2, which is exact, keep-masks that drop nothing, and a cotangent."""
+    drawn, cotangent = draw(differentiated(dropout=0.5, attention_bias=True, **options))
+    shapes = keep_tree(drawn[2], drawn[0].shape)
+    return drawn, {site: np.ones(shape, bool) for site, shape in shapes.items()}, cotangent
+
+
+@states("transformer_block", gradient=True)
+@given(drawn=differentiated(dropout=0.5, norm_placement=PLACEMENT))
+def test_without_keep_masks_the_gradient_knows_no_dropout(subject, drawn):
+    """The rate alone does nothing to the gradient."""
+    (x, params, config), cotangent = drawn
+    dx, gradient = subject.transformer_block_vjp(cotangent, x, params, config)
+    should_dx, should = subject.transformer_block_vjp(cotangent, x, params, replace(config, dropout=0.0))
+    equal(dx, should_dx, what="the gradient of x")
+    for (path, leaf), (_, other) in zip(leaves(gradient), leaves(should), strict=True):
+        equal(leaf, other, what=f"the gradient of {path}")
+
+
+@states("transformer_block", gradient=True)
+@given(drawn=differentiated_with_keep(norm_placement=PLACEMENT))
+def test_keeping_everything_scales_what_writers_learn(subject, drawn):
+    """Masks that drop nothing multiply by 2 at each site: writers twice as large learn half as much, and w_2 a quarter.
+
+    So the gradients with masks are those without, at weights that make up for it, times what they were multiplied by.
+    """
+    (x, params, config), keep, cotangent = drawn
+    factors = {"w_o": 2.0, "b_o": 2.0, "w_2": 4.0, "b_2": 2.0}
+    plain = replace(config, dropout=0.0)
+    should_dx, should = subject.transformer_block_vjp(cotangent, x, scaled(params, factors), plain)
+    dx, gradient = subject.transformer_block_vjp(cotangent, x, params, config, keep=keep)
+    close(dx, should_dx, within=rounding(subject, should_dx), what="the gradient of x")
+    same_tree(subject, gradient, scaled(should, factors))
+
+
+SILENCED_BY = {
+    "attention": ("attention",),
+    "mlp": ("mlp",),
+    "mlp_hidden": ("mlp.w_1", "mlp.b_1", "mlp.w_2"),
+}
+"""The parameters that have no part in the output where a keep-mask drops everything at its site."""
+
+
+@states("transformer_block", gradient=True)
+@given(drawn=differentiated_with_keep(norm_placement=PLACEMENT), site=st.sampled_from(tuple(SILENCED_BY)))
+def test_what_dropout_silences_has_gradient_0(subject, drawn, site):
+    """A branch, or hidden values, of which nothing is kept: its parameters get exactly 0, and the others do not."""
+    (x, params, config), keep, cotangent = drawn
+    keep[site] = ~keep[site]
+    _, gradient = subject.transformer_block_vjp(cotangent, x, params, config, keep=keep)
+    for path, leaf in leaves(gradient):
+        if path.startswith(SILENCED_BY[site]):
+            no_gradient(leaf, f"{path}, which is dropped,")
+        elif path == "mlp.b_2":
+            differ(subject, np.zeros(leaf.shape), leaf, f"{path} has no gradient")
+
+
+@states("transformer_block", gradient=True)
+@given(drawn=differentiated_with_keep(), data=st.data())
+def test_a_dropped_number_passes_no_gradient_and_a_kept_one_twice_as_much(subject, drawn, data):
+    """In a pre-norm block b_2 gets twice the cotangent where keep.mlp is True, and none of it where it is False."""
+    (x, params, config), keep, cotangent = drawn
+    keep["mlp"] = data.draw(truths(keep["mlp"].shape))
+    _, gradient = subject.transformer_block_vjp(cotangent, x, params, config, keep=keep)
+    should = sum_over_tokens(2 * keep["mlp"] * cotangent)
+    close(gradient["mlp"]["b_2"], should, within=rounding(subject, should), what="the gradient of mlp.b_2")

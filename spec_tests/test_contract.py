@@ -11,10 +11,19 @@ from hypothesis import strategies as st
 import reference.numpy
 from reference.parameters import leaves, map_tree
 from spec_tests.bounds import agree
-from spec_tests.judge import equal, holds, raises
+from spec_tests.judge import close, equal, holds, raises
 from spec_tests.spec import states
-from spec_tests.strategies import ALL_CASES, CASES, calls
-from spec_tests.subjects.subject import Call, array_annotations, to_numpy
+from spec_tests.strategies import (
+    ALL_CASES,
+    CASES,
+    GENERATORS,
+    GRADIENT_CASES,
+    calls,
+    gradient_calls,
+    in_general_position,
+)
+from spec_tests.subjects.contract import Call, array_annotations, gradient_arguments, plain, signature
+from spec_tests.subjects.subject import to_numpy
 
 
 @states(cases=ALL_CASES, oracle=True)
@@ -40,7 +49,7 @@ def but(cases: tuple[str, ...], *components: str) -> tuple[str, ...]:
     return tuple(case for case in cases if case.split(".")[0] not in components)
 
 
-FEW = settings(max_examples=8)
+FEW = settings(max_examples=5)
 """Manners do not depend on the numbers: whoever lacks them lacks them in nearly every example."""
 
 NUMBERS_ONLY = ("sinusoidal_positions", "causal_mask", "parameter_count", "perplexity", "warmup_cosine")
@@ -57,12 +66,13 @@ ON_NAMED_AXES = but(ON_ARRAYS, "softmax", "relu", "gelu", "dropout", "adamw_step
 @given(data=st.data())
 def test_the_same_call_twice_gives_the_same_result(subject, case, data):
     """A component draws nothing and remembers nothing: the same call gives the same result, bit for bit."""
-    call = data.draw(calls(case))
-    once = subject.call(call.component, *call.args, **call.options)
-    once = map_tree(np.copy, _listed(once))
-    twice = subject.call(call.component, *call.args, **call.options)
-    for (path, first), (_, second) in zip(leaves(once), leaves(_listed(twice)), strict=True):
-        equal(second, first, what=f"the second result {path}".strip())
+    _runs_twice_alike(subject, data.draw(calls(case)))
+
+
+def _runs_twice_alike(subject: Any, call: Call) -> None:
+    once = {path: np.copy(array) for path, array in _results(_run(subject, call))}
+    for path, second in _results(_run(subject, call)):
+        equal(second, once[path], what=f"the second result {path}".strip())
 
 
 @states(cases=ON_ARRAYS + FULL)
@@ -70,8 +80,11 @@ def test_the_same_call_twice_gives_the_same_result(subject, case, data):
 @given(data=st.data())
 def test_arguments_are_left_as_they_were(subject, case, data):
     """A component writes into none of its arguments."""
-    call = data.draw(calls(case))
-    subject.call(call.component, *call.args, **call.options)
+    _leaves_its_arguments(subject, data.draw(calls(case)))
+
+
+def _leaves_its_arguments(subject: Any, call: Call) -> None:
+    _run(subject, call)
     args, options = subject.last_given
     given_back = dict(leaves([to_numpy(_arrays(args), call.component), to_numpy(_arrays(options), call.component)]))
     for path, before in leaves([_arrays(subject.calls[-1].args), _arrays(subject.calls[-1].options)]):
@@ -83,11 +96,12 @@ def test_arguments_are_left_as_they_were(subject, case, data):
 @given(data=st.data())
 def test_the_dtype_of_the_inputs_is_kept(subject, case, data):
     """Floating inputs of one dtype give a result of that dtype: float32 in, float32 out."""
-    call = data.draw(calls(case))
-    dtype = data.draw(st.sampled_from(("float32", str(subject.dtype))))
+    _keeps_the_dtype(subject, data.draw(calls(case)), data.draw(st.sampled_from(("float32", str(subject.dtype)))))
+
+
+def _keeps_the_dtype(subject: Any, call: Call, dtype: str) -> None:
     call = _with_arrays(call, lambda array: array.astype(dtype) if array.dtype.kind == "f" else array)
-    result = subject.call(call.component, *call.args, **call.options)
-    for path, array in leaves(_listed(result)):
+    for path, array in _results(_run(subject, call)):
         holds(
             array.dtype == dtype,
             f"the dtype of the result {path}".strip(),
@@ -194,6 +208,154 @@ def test_an_empty_sequence_gives_an_empty_result(subject, case, data):
     holds(_run(subject, call).size == 0, "an empty sequence gave numbers", got=subject.last_result)
 
 
+# ---------------------------------------------------------------------------------------------------------- gradients
+
+GRADIENTS = tuple(case for case in PLAIN + FULL if case in GRADIENT_CASES)
+A_COUPLE = settings(max_examples=2)
+"""In general position every term of every gradient shows at once: one example would do."""
+A_FEW = settings(max_examples=3)
+"""So do the manners of gradients."""
+
+
+@states(cases=GRADIENT_CASES, oracle=True, gradient=True)
+@given(data=st.data())
+def test_gradients_agree_with_the_reference(subject, case, data):
+    """The gradients are those of the NumPy reference, up to rounding."""
+    call = data.draw(gradient_calls(case))
+    should = getattr(reference.numpy, call.component)(*call.args, **call.options)
+    agree(call, _run(subject, call), should, eps=subject.eps, share=0.1 if subject.strict else 1.0)
+
+
+@states(cases=GRADIENT_CASES, gradient=True)
+@A_COUPLE
+@given(data=st.data(), generator=GENERATORS)
+def test_gradients_are_those_of_finite_differences(subject, case, data, generator):
+    """Along a line through its arguments the component changes as fast as its gradients say."""
+    call = in_general_position(data.draw(gradient_calls(case)), generator)
+    given_arguments = signature(call.component).bind(*call.args, **call.options).arguments
+    line = {
+        name: map_tree(lambda array: np.asarray(generator.standard_normal(array.shape)), given_arguments[name])
+        for name in gradient_arguments(call.component)
+        if given_arguments.get(name) is not None
+    }
+    gradients = dict(zip(gradient_arguments(call.component), _run(subject, call), strict=True))
+    slope = sum(_product(gradients[name], direction) for name, direction in line.items())
+    measured, within = _slope_along(subject, call, line)
+    close(slope, measured, within=within, what="the slope that the gradients give")
+
+
+def _slope_along(subject: Any, call: Call, line: dict[str, Any]) -> tuple[float, float]:
+    """Give the slope of cotangent . result by differences of fourth order, and how far off it may be.
+
+    The step is near the best for that order, eps^(1/5), but smaller, as a line has many numbers. Halving it divides the
+    error of the order by 16, so that what is left is less than what the halving changed; to this comes what rounding
+    does to the results, divided by the step.
+    """
+    h, cotangent = subject.eps**0.2 / 8, call.args[0].astype(np.float64)
+    inner = signature(plain(call.component)).bind(*call.args[1:], **call.options)
+    here = dict(inner.arguments)
+
+    def result(step: float) -> np.ndarray:
+        moved = {name: map_tree(lambda a, d: a + step * d, here[name], line[name]) for name in line}
+        inner.arguments.update(moved)
+        return getattr(subject, plain(call.component))(*inner.args, **inner.kwargs).astype(np.float64)
+
+    ahead, behind = ({step: result(sign * step) for step in (h / 2, h, 2 * h)} for sign in (1, -1))
+    change = {step: ahead[step] - behind[step] for step in ahead}
+    coarse, fine = (_product(cotangent, 8 * change[s] - change[2 * s]) / (12 * s) for s in (h, h / 2))
+    length = max(cotangent.size, *(array.size for _, array in leaves(line)))
+    size = np.abs(cotangent) * (np.abs(ahead[h]) + np.abs(change[h]) / h)
+    return fine, abs(fine - coarse) + 8 * subject.eps * length * size.sum() / h
+
+
+def _product(gradient: Any, direction: Any) -> float:
+    pairs = zip(leaves(gradient), leaves(direction), strict=True)
+    return float(sum((one.astype(np.float64) * other).sum() for (_, one), (_, other) in pairs))
+
+
+@states(cases=GRADIENTS, gradient=True)
+@A_COUPLE
+@given(data=st.data(), generator=GENERATORS)
+def test_the_gradient_is_linear_in_its_cotangent(subject, case, data, generator):
+    """The gradients of 2 a - 3 b are twice those of a minus three times those of b."""
+    call = in_general_position(data.draw(gradient_calls(case)), generator)
+    a, rest = call.args[0], call.args[1:]
+    b = np.asarray(generator.standard_normal(a.shape))
+    of_a, of_b, of_both = (
+        dict(_results(_run(subject, Call(call.component, (cotangent, *rest), call.options))))
+        for cotangent in (a, b, 2 * a - 3 * b)
+    )
+    largest = max(np.abs(array).max(initial=0) for array in (a, b, *of_a.values(), *of_b.values()))
+    # the rounding of a nearly constant vector is raised by 1 / eps, which is 100,000 in a norm
+    within = 2**20 * subject.eps * largest
+    for path, both in of_both.items():
+        close(both, 2 * of_a[path] - 3 * of_b[path], within=within, what=f"gradient {path}")
+
+
+@states(cases=GRADIENTS, gradient=True)
+@A_FEW
+@given(data=st.data())
+def test_a_gradient_has_the_shape_of_its_argument(subject, case, data):
+    """There is one gradient for each floating argument, of its shape or tree, and None for one that is None."""
+    call = data.draw(gradient_calls(case))
+    arguments = signature(call.component).bind(*call.args, **call.options)
+    arguments.apply_defaults()
+    for name, gradient in zip(gradient_arguments(call.component), _run(subject, call), strict=True):
+        should = map_tree(lambda array: None if array is None else array.shape, arguments.arguments[name])
+        shape = map_tree(lambda array: None if array is None else array.shape, gradient)
+        holds(shape == should, f"the gradient of {name} has another shape", got=str(shape), should=str(should))
+
+
+@states(cases=GRADIENTS, gradient=True)
+@A_FEW
+@given(data=st.data())
+def test_the_gradient_has_the_dtype_of_the_inputs(subject, case, data):
+    """Gradients of float32 inputs are float32."""
+    dtype = data.draw(st.sampled_from(("float32", str(subject.dtype))))
+    _keeps_the_dtype(subject, data.draw(gradient_calls(case)), dtype)
+
+
+@states(cases=GRADIENTS, gradient=True)
+@A_FEW
+@given(data=st.data())
+def test_the_gradient_leaves_its_arguments_as_they_were(subject, case, data):
+    """A gradient writes into none of its arguments, the cotangent among them."""
+    _leaves_its_arguments(subject, data.draw(gradient_calls(case)))
+
+
+@states(cases=GRADIENTS, gradient=True)
+@A_FEW
+@given(data=st.data())
+def test_the_same_cotangent_twice_gives_the_same_gradient(subject, case, data):
+    """Gradients are not gathered from call to call: the same call gives the same gradients, bit for bit."""
+    _runs_twice_alike(subject, data.draw(gradient_calls(case)))
+
+
+@states(cases=GRADIENTS, gradient=True, own=True)
+@A_FEW
+@given(data=st.data())
+def test_a_cotangent_of_another_shape_is_refused(subject, case, data):
+    """A cotangent that has not the shape of the result raises TypeError, even where it would broadcast."""
+    call = data.draw(gradient_calls(case))
+    cotangent = call.args[0]
+    wrong = [cotangent[None], *(np.concatenate([cotangent, cotangent], axis) for axis in range(cotangent.ndim))]
+    wrong += [cotangent.take([0], axis) for axis in range(cotangent.ndim) if cotangent.shape[axis] > 1]
+    with raises(subject, TypeError):
+        _run(subject, Call(call.component, (data.draw(st.sampled_from(wrong)), *call.args[1:]), call.options))
+
+
+@states(cases=GRADIENTS, gradient=True, own=True)
+@A_FEW
+@given(data=st.data())
+def test_a_cotangent_of_another_dtype_is_refused(subject, case, data):
+    """A cotangent of whole numbers, or of another precision than the inputs, raises TypeError."""
+    call = data.draw(gradient_calls(case))
+    other = np.float32 if subject.dtype == np.float64 else np.float16
+    cotangent = call.args[0].astype(data.draw(st.sampled_from((np.int64, other))))
+    with raises(subject, TypeError, "cotangent"):
+        _run(subject, Call(call.component, (cotangent, *call.args[1:]), call.options))
+
+
 # ------------------------------------------------------------------------------------------------ calls, taken apart
 
 
@@ -201,8 +363,10 @@ def _run(subject: Any, call: Call) -> Any:
     return subject.call(call.component, *call.args, **call.options)
 
 
-def _listed(result: Any) -> Any:
-    return [_listed(part) for part in result] if isinstance(result, tuple) else result
+def _results(result: Any) -> list[tuple[str, np.ndarray]]:
+    """Give the arrays of a result, each with its path; the gradient of an argument that is None is no array."""
+    found = leaves(list(result) if isinstance(result, tuple) else result)
+    return [(path, array) for path, array in found if array is not None]
 
 
 def _arrays(value: Any) -> Any:

@@ -95,3 +95,53 @@ def test_a_negative_id_raises(subject, lookup, data, wrong):
     ids, table = lookup
     with raises(subject, IndexError, "token_embedding", "vocab", str(wrong)):
         subject.token_embedding(_with_one_wrong(data.draw, ids, wrong), table)
+
+
+# ----------------------------------------------------------------------------------------------------------- gradients
+
+
+@st.composite
+def lookups_with_cotangents(draw):
+    """Draw a cotangent, ids and a table."""
+    ids, table = draw(lookups())
+    return draw(numbers((*ids.shape, table.shape[-1]), scales=EXACT)), ids, table
+
+
+@states("token_embedding", gradient=True)
+@given(lookup=lookups_with_cotangents())
+def test_the_gradient_of_a_row_gathers_all_places_of_its_token(subject, lookup):
+    """A row's gradient is the sum of the cotangents at every place where its id stands: repeated ids add up."""
+    cotangent, ids, table = lookup
+    (gradient,) = subject.token_embedding_vjp(cotangent, ids, table)
+    for token in range(len(table)):
+        equal(gradient[token], cotangent[ids == token].sum(axis=0), what=f"the gradient of row {token}")
+
+
+@states("token_embedding", gradient=True)
+@given(lookup=lookups_with_cotangents())
+def test_the_gradient_of_an_unused_row_is_0(subject, lookup):
+    """A row whose id does not occur has a gradient of exactly 0."""
+    cotangent, ids, table = lookup
+    one_more = np.concatenate([table, table[:1]])
+    (gradient,) = subject.token_embedding_vjp(cotangent, ids, one_more)
+    equal(gradient[-1], np.zeros(table.shape[-1]), what="the gradient of an unused row")
+
+
+@states("token_embedding", gradient=True)
+@given(lookup=lookups_with_cotangents(), scale=st.sampled_from((0.5, 2.0, 3.0, -4.0)))
+def test_the_gradient_is_scaled_as_the_vectors_are(subject, lookup, scale):
+    """The gradient with `scale` is `scale` times that without."""
+    cotangent, ids, table = lookup
+    (scaled,) = subject.token_embedding_vjp(cotangent, ids, table, scale=scale)
+    (plain,) = subject.token_embedding_vjp(cotangent, ids, table)
+    within = 4 * subject.eps * ids.size * np.abs(scale * cotangent).max()
+    close(scaled, scale * plain, within=within, what="the gradient")
+
+
+@states("token_embedding", gradient=True)
+@given(lookup=lookups_with_cotangents(), data=st.data(), wrong=st.integers(-9, -1) | st.integers(7, 99))
+def test_a_gradient_for_an_id_outside_the_table_raises(subject, lookup, data, wrong):
+    """An id below 0 or past the table is an IndexError in the gradient too: none adds to another token's row."""
+    cotangent, ids, table = lookup
+    with raises(subject, IndexError, "token_embedding", "vocab", str(wrong)):
+        subject.token_embedding_vjp(cotangent, _with_one_wrong(data.draw, ids, wrong), table)

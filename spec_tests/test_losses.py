@@ -250,3 +250,110 @@ def test_of_no_tokens_is_refused(subject, n_tokens):
     """Fewer than 1 token is a ValueError."""
     with raises(subject, ValueError, "n_tokens", str(n_tokens)):
         subject.perplexity(1.0, n_tokens)
+
+
+# ------------------------------------------------------------------------------- the gradient of cross_entropy
+
+COTANGENTS = st.sampled_from((1.0, -0.5, 3.0)).map(np.asarray)
+"""What is done with the loss afterwards: 1 where it is minimised as it is."""
+
+
+def _is_probability_minus_target(subject, cotangent, w, targets, smoothing, gradient):
+    p, vocab = w / w.sum(axis=-1, keepdims=True), w.shape[-1]
+    y = (1 - smoothing) * (np.arange(vocab) == targets[..., None]) + smoothing / vocab
+    within = rounding(subject, np.log(w)) * np.abs(cotangent) / targets.size
+    close(gradient, cotangent * (p - y) / targets.size, within=within, what="the gradient")
+
+
+@states("cross_entropy", gradient=True)
+@given(drawn=odds(), cotangent=COTANGENTS)
+def test_the_gradient_is_what_was_predicted_minus_what_was_there(subject, drawn, cotangent):
+    """Each logit's gradient is its probability, minus 1 at the target, over the number of targets."""
+    w, targets = drawn
+    (gradient,) = subject.cross_entropy_vjp(cotangent, np.log(w), targets)
+    _is_probability_minus_target(subject, cotangent, w, targets, 0.0, gradient)
+
+
+@states("cross_entropy", gradient=True)
+@given(drawn=odds(), cotangent=COTANGENTS, label_smoothing=st.sampled_from((0.25, 0.5, 1.0)))
+def test_the_smoothed_gradient_is_what_was_predicted_minus_the_smoothed_target(
+    subject, drawn, cotangent, label_smoothing
+):
+    """With a smoothing of a, 1 - a is subtracted at the target and a / vocab everywhere."""
+    w, targets = drawn
+    (gradient,) = subject.cross_entropy_vjp(cotangent, np.log(w), targets, label_smoothing=label_smoothing)
+    _is_probability_minus_target(subject, cotangent, w, targets, label_smoothing, gradient)
+
+
+@states("cross_entropy", gradient=True)
+@given(drawn=predictions(), cotangent=COTANGENTS)
+def test_the_gradient_of_the_logits_sums_to_0(subject, drawn, cotangent):
+    """Only differences of logits count, so the gradient of each row sums to 0."""
+    logits, targets = drawn
+    sums = subject.cross_entropy_vjp(cotangent, logits, targets)[0].sum(axis=-1)
+    within = logits.shape[-1] * rounding(subject, logits) * np.abs(cotangent)
+    close(sums, np.zeros(sums.shape), within=within, what="the sum of a row's gradient")
+
+
+@states("cross_entropy", gradient=True)
+@given(vocab=st.integers(2, 7), gap=st.sampled_from((100.0, 1000.0, 10000.0)))
+def test_the_gradient_of_a_confident_wrong_prediction_is_1(subject, vocab, gap):
+    """However wrong a prediction, its gradient is finite: 1 at the wrong logit and -1 at the target."""
+    logits = np.zeros((1, vocab))
+    logits[0, -1] = gap
+    should = np.zeros((1, vocab))
+    should[0, [0, -1]] = -1.0, 1.0
+    (gradient,) = subject.cross_entropy_vjp(np.ones(()), logits, np.array([0]))
+    close(gradient, should, within=4 * subject.eps * gap, what="the gradient")
+
+
+@states("cross_entropy", gradient=True)
+@given(drawn=with_ignored(lambda vocab: st.just(IGNORED)), cotangent=COTANGENTS)
+def test_the_gradient_of_an_ignored_target_is_0(subject, drawn, cotangent):
+    """The row of an ignored target has a gradient of exactly 0, and the others have that of a loss without it."""
+    logits, targets, _ = drawn
+    counted = targets != IGNORED
+    (gradient,) = subject.cross_entropy_vjp(cotangent, logits, targets)
+    equal(gradient[~counted], np.zeros(logits[~counted].shape), what="the gradient of ignored rows")
+    (alone,) = subject.cross_entropy_vjp(cotangent, logits[counted], targets[counted])
+    within = rounding(subject, logits) * np.abs(cotangent)
+    close(gradient[counted], alone, within=within, what="the gradient of the others")
+
+
+@states("cross_entropy", gradient=True)
+@given(drawn=with_ignored(lambda vocab: st.integers(-1, vocab - 1)), cotangent=COTANGENTS)
+def test_the_gradient_of_what_ignore_index_names_is_0(subject, drawn, cotangent):
+    """Whichever target `ignore_index` names, its row has a gradient of exactly 0."""
+    logits, targets, ignore_index = drawn
+    (gradient,) = subject.cross_entropy_vjp(cotangent, logits, targets, ignore_index=ignore_index)
+    ignored = targets == ignore_index
+    equal(gradient[ignored], np.zeros(logits[ignored].shape), what="the gradient of ignored rows")
+
+
+@states("cross_entropy", gradient=True)
+@given(drawn=with_ignored(lambda vocab: st.just(IGNORED)), label_smoothing=st.sampled_from((0.25, 1.0)))
+def test_smoothing_leaves_the_gradient_of_an_ignored_target_at_0(subject, drawn, label_smoothing):
+    """With smoothing, too, the row of an ignored target has a gradient of exactly 0."""
+    logits, targets, _ = drawn
+    (gradient,) = subject.cross_entropy_vjp(np.ones(()), logits, targets, label_smoothing=label_smoothing)
+    ignored = targets == IGNORED
+    equal(gradient[ignored], np.zeros(logits[ignored].shape), what="the gradient of ignored rows")
+
+
+@states("cross_entropy", gradient=True)
+@given(drawn=predictions(), cotangent=COTANGENTS)
+def test_nothing_to_learn_from_has_gradient_0(subject, drawn, cotangent):
+    """Where every target is ignored every gradient is exactly 0, not NaN."""
+    logits, targets = drawn
+    (gradient,) = subject.cross_entropy_vjp(cotangent, logits, np.full_like(targets, IGNORED))
+    equal(gradient, np.zeros(logits.shape), what="the gradient")
+
+
+@states("cross_entropy", gradient=True)
+@given(drawn=with_ignored(lambda vocab: st.just(IGNORED)), beyond=st.integers(0, 3), above=st.booleans())
+def test_a_gradient_for_a_target_outside_the_vocab_is_refused(subject, drawn, beyond, above):
+    """A target below 0 or past the vocabulary is an IndexError in the gradient too."""
+    logits, targets, _ = drawn
+    targets[0] = wrong = logits.shape[-1] + beyond if above else -1 - beyond
+    with raises(subject, IndexError, "targets", str(wrong)):
+        subject.cross_entropy_vjp(np.ones(()), logits, targets)

@@ -392,3 +392,183 @@ def test_an_unknown_activation_raises(subject, net, activation):
     """An activation that is none of the three is an error, by value or by type, that names the option."""
     with raises(subject, (ValueError, TypeError), "feed_forward", "activation"):
         subject.feed_forward(*net, activation=activation)
+
+
+# ----------------------------------------------------------------------------------------------------------- gradients
+
+
+@st.composite
+def with_cotangents(draw):
+    """Draw numbers and a cotangent for each, zeros among both."""
+    x = draw(arrays())
+    return draw(numbers(x.shape, scales=EXACT)), x
+
+
+@states("relu", gradient=True)
+@given(drawn=with_cotangents())
+def test_the_gradient_of_relu_passes_where_x_is_positive(subject, drawn):
+    """Where x > 0 the cotangent passes as it is, and elsewhere the gradient is exactly 0."""
+    cotangent, x = drawn
+    equal(subject.relu_vjp(cotangent, x)[0], np.where(x > 0, cotangent, 0.0), what="the gradient")
+
+
+@states("relu", gradient=True)
+@given(drawn=with_cotangents(), negative=st.booleans())
+def test_the_gradient_of_relu_at_0_is_0(subject, drawn, negative):
+    """At 0, whose sign does not matter, relu has the slope 0."""
+    cotangent, x = drawn
+    zeros = np.full(x.shape, -0.0 if negative else 0.0)
+    equal(subject.relu_vjp(cotangent, zeros)[0], np.zeros(x.shape), what="the gradient")
+
+
+def _slopes(subject, x, **options):
+    return subject.gelu_vjp(np.ones(x.shape), x, **options)[0]
+
+
+def rounding_of_slope(subject, x):
+    """How far rounding may move a slope: 1 - tanh² is multiplied by a cube of x, as far as it is not 0."""
+    return 32 * subject.eps * (1 + np.minimum(np.abs(x), 8.0) ** 3)
+
+
+@states("gelu", gradient=True)
+@given(x=arrays())
+def test_the_slope_of_gelu_is_the_probability_plus_x_times_the_density(subject, x):
+    """The gradient is the cotangent times Phi(x) + x phi(x), for the standard normal Phi and its density phi."""
+    probability = (1 + np.vectorize(math.erf)(x / math.sqrt(2))) / 2
+    density = np.exp(-(x**2) / 2) / math.sqrt(2 * math.pi)
+    close(_slopes(subject, x), probability + x * density, within=rounding_of_slope(subject, x), what="the slope")
+
+
+@states("gelu", gradient=True)
+@given(x=arrays())
+def test_the_slopes_of_gelu_at_x_and_minus_x_sum_to_1(subject, x):
+    """As gelu(x) - gelu(-x) = x, the slopes at x and -x sum to 1; at 0 it is a half."""
+    both = _slopes(subject, x) + _slopes(subject, -x)
+    close(both, np.ones(x.shape), within=2 * rounding_of_slope(subject, x), what="the sum of two slopes")
+
+
+@states("gelu", gradient=True)
+@given(x=arrays())
+def test_the_slopes_of_the_tanh_form_at_x_and_minus_x_sum_to_1(subject, x):
+    """The tanh form, too, is x plus its mirror image: its slopes at x and -x sum to 1."""
+    both = _slopes(subject, x, approximate="tanh") + _slopes(subject, -x, approximate="tanh")
+    close(both, np.ones(x.shape), within=2 * rounding_of_slope(subject, x), what="the sum of two slopes")
+
+
+@states("gelu", gradient=True)
+@given(x=arrays(scales=(1.0, 16.0, 1024.0)))
+def test_far_from_0_the_slope_of_gelu_is_0_or_1(subject, x):
+    """Beyond |x| = 10 the slope is 0 below and 1 above, without overflow."""
+    x = x + np.where(x < 0, -10.0, 10.0)
+    close(_slopes(subject, x), (x > 0).astype(x.dtype), within=rounding_of_slope(subject, x), what="the slope")
+
+
+@states("gelu", gradient=True)
+@given(x=arrays(scales=(1.0, 16.0, 1024.0)))
+def test_far_from_0_the_slope_of_the_tanh_form_is_0_or_1(subject, x):
+    """Beyond |x| = 10 the slope of the tanh form is 0 below and 1 above, without overflow."""
+    x = x + np.where(x < 0, -10.0, 10.0)
+    slopes = _slopes(subject, x, approximate="tanh")
+    close(slopes, (x > 0).astype(x.dtype), within=rounding_of_slope(subject, x), what="the slope")
+
+
+@states("dropout", gradient=True)
+@given(drawn=with_cotangents(), rate=RATES, data=st.data())
+def test_the_gradient_of_what_is_dropped_is_0(subject, drawn, rate, data):
+    """Where keep is False the gradient is exactly 0."""
+    cotangent, x = drawn
+    keep = data.draw(truths(x.shape))
+    dropped = subject.dropout_vjp(cotangent, x, keep, rate=rate)[0][~keep]
+    equal(dropped, np.zeros(dropped.shape), what="the gradient of what is dropped")
+
+
+@states("dropout", gradient=True)
+@given(drawn=with_cotangents(), rate=RATES, data=st.data())
+def test_the_gradient_of_what_is_kept_is_divided_by_the_share_kept(subject, drawn, rate, data):
+    """The gradient of a kept number is the cotangent over 1 - rate."""
+    cotangent, x = drawn
+    keep = data.draw(truths(x.shape))
+    kept, should = subject.dropout_vjp(cotangent, x, keep, rate=rate)[0][keep], cotangent[keep] / (1 - rate)
+    close(kept, should, within=4 * subject.eps * np.abs(should), what="the gradient of what is kept")
+
+
+@st.composite
+def networks_with_cotangents(draw):
+    """Draw a cotangent and a network with biases."""
+    net = draw(networks())
+    return draw(numbers(net.x.shape, scales=EXACT)), net
+
+
+def rounding_of_network_gradient(subject, cotangent, net):
+    """How far rounding may move a gradient: eps for each number summed, times the largest sum there can be."""
+    largest_z = 1 + (np.abs(net.x) @ np.abs(net.w_1) + np.abs(net.b_1)).max()
+    largest_dz = (np.abs(cotangent) @ np.abs(net.w_2).T).max()
+    size = np.abs(cotangent).max() + largest_dz * (1 + np.abs(net.x).max() + np.abs(net.w_1).max())
+    return 64 * subject.eps * net.x.size * sum(net.w_1.shape) * largest_z * size
+
+
+@states("feed_forward", gradient=True)
+@given(drawn=networks_with_cotangents(), data=st.data())
+def test_a_cotangent_reaches_its_own_token_only(subject, drawn, data):
+    """Where only one token's output counts, the x of every other token has a gradient of exactly 0."""
+    cotangent, net = drawn
+    place = data.draw(st.sampled_from(list(np.ndindex(net.x.shape[:-1]))))
+    only = np.zeros(net.x.shape)
+    only[place] = cotangent[place]
+    others = subject.feed_forward_vjp(only, *net)[0].copy()
+    others[place] = 0
+    equal(others, np.zeros(net.x.shape), what="the gradient of the others")
+
+
+@states("feed_forward", gradient=True)
+@given(drawn=networks_with_cotangents())
+def test_the_gradient_of_the_second_bias_is_the_sum_of_the_cotangents(subject, drawn):
+    """The second bias is added to every token, so it gathers the cotangents of all."""
+    cotangent, net = drawn
+    should = cotangent.reshape(-1, cotangent.shape[-1]).sum(axis=0)
+    equal(subject.feed_forward_vjp(cotangent, *net)[4], should, what="the gradient of b_2")
+
+
+@states("feed_forward", gradient=True)
+@given(drawn=networks_with_cotangents())
+def test_the_first_bias_learns_as_the_weights_of_a_channel_that_is_always_1(subject, drawn):
+    """A channel of x that is 1 for every token makes a bias of its weights: their gradient is that of b_1."""
+    cotangent, net = drawn
+    net.x[..., 0] = 1.0
+    _, d_w_1, d_b_1, _, _ = subject.feed_forward_vjp(cotangent, *net)
+    close(d_w_1[0], d_b_1, within=rounding_of_network_gradient(subject, cotangent, net), what="the gradient of a row")
+
+
+@states("feed_forward", gradient=True)
+@given(drawn=networks_with_cotangents())
+def test_the_gradients_of_all_tokens_sum_to_that_of_the_first_bias_through_the_weights(subject, drawn):
+    """Moving every token alike is moving b_1 by that times w_1: the sum of dx over tokens is w_1 db_1."""
+    cotangent, net = drawn
+    dx, _, d_b_1, _, _ = subject.feed_forward_vjp(cotangent, *net)
+    total = dx.reshape(-1, dx.shape[-1]).sum(axis=0)
+    within = rounding_of_network_gradient(subject, cotangent, net)
+    close(total, net.w_1 @ d_b_1, within=within, what="the sum of the gradients of x")
+
+
+@states("feed_forward", gradient=True)
+@given(drawn=networks_with_cotangents())
+def test_with_relu_a_silent_unit_learns_nothing(subject, drawn):
+    """With activation "relu" a hidden value at or below 0 passes no gradient; b_1 gathers those of the others."""
+    cotangent, net = drawn
+    into_hidden = np.where(net.before > 0, cotangent @ net.w_2.T, 0.0)
+    should = into_hidden.reshape(-1, into_hidden.shape[-1]).sum(axis=0)
+    d_b_1 = subject.feed_forward_vjp(cotangent, *net, activation="relu")[2]
+    close(d_b_1, should, within=rounding_of_network_gradient(subject, cotangent, net), what="the gradient of b_1")
+
+
+@states("feed_forward", gradient=True)
+@given(drawn=networks_with_cotangents(), rate=RATES, data=st.data())
+def test_dropped_hidden_units_learn_nothing(subject, drawn, rate, data):
+    """A hidden unit that is dropped for every token has gradients of exactly 0 in w_1, b_1 and w_2."""
+    cotangent, net = drawn
+    units = data.draw(truths(net.b_1.shape))
+    units[0] = False
+    keep = np.broadcast_to(units, (*net.x.shape[:-1], len(units)))
+    _, d_w_1, d_b_1, d_w_2, _ = subject.feed_forward_vjp(cotangent, *net, keep=keep, rate=rate)
+    for name, gradient in (("w_1", d_w_1[:, ~units]), ("b_1", d_b_1[~units]), ("w_2", d_w_2[~units])):
+        equal(gradient, np.zeros(gradient.shape), what=f"the gradient of {name} at a dropped unit")

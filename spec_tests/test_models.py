@@ -1,14 +1,17 @@
 """What is true of the whole model: from ids to the scores of the next token."""
 
+from contextlib import nullcontext
 from dataclasses import replace
 
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import reference.numpy
 from reference.config import ACTIVATIONS, LayerNorm, Learned, ModelConfig, NoPositions, Sinusoidal
-from reference.parameters import leaves, parameter_shapes
-from spec_tests.judge import close, differ, equal, holds, raises
+from reference.parameters import leaves, map_tree, parameter_shapes, tree_from_leaves
+from reference.shape_checks import unchecked
+from spec_tests.judge import Unsupported, close, differ, equal, holds, raises
 from spec_tests.spec import states
 from spec_tests.strategies import (
     GENERATORS,
@@ -20,6 +23,7 @@ from spec_tests.strategies import (
     normal_tree,
     token_ids,
     trees,
+    truths,
     whole_numbers,
 )
 
@@ -512,3 +516,372 @@ def test_counts_without_building(subject, d_model):
     should = 3 * d_model * 2 + 3 + 5 * (4 * d_model**2 + 3 * d_model + 1 + 4 * d_model) + 2 * d_model
     got = int(subject.parameter_count(huge))
     holds(got == should, "the count is wrong", got=str(got), should=str(should))
+
+
+# -------------------------------------------------------------------------------------- gradients: the head
+
+
+def sum_over_tokens(cotangent):
+    """Give what a number that is added to every token gets."""
+    return cotangent.reshape(-1, cotangent.shape[-1]).sum(axis=0)
+
+
+def onto_weights(x, cotangent):
+    """Give the gradient of w in x @ w: x^T times the cotangent, over all tokens."""
+    return x.reshape(-1, x.shape[-1]).T @ cotangent.reshape(-1, cotangent.shape[-1])
+
+
+@states("output_head", gradient=True)
+@given(drawn=heads(), data=st.data())
+def test_the_gradients_of_a_head_are_products(subject, drawn, data):
+    """The gradient of x is the cotangent times w^T, and that of w is x^T times the cotangent over all tokens."""
+    x, w = drawn
+    cotangent = data.draw(whole_numbers((*x.shape[:-1], w.shape[-1]))).astype(np.float64)
+    dx, dw, db = subject.output_head_vjp(cotangent, x, w)
+    equal(dx, cotangent @ w.T, what="the gradient of x")
+    equal(dw, onto_weights(x, cotangent), what="the gradient of w")
+    holds(db is None, "an absent bias has a gradient", got=db)
+
+
+@states("output_head", gradient=True)
+@given(drawn=heads(), data=st.data())
+def test_the_bias_of_a_head_gets_the_sum_of_the_cotangent(subject, drawn, data):
+    """The bias is added to every token's logits: its gradient is the sum over all of them."""
+    x, w = drawn
+    cotangent = data.draw(whole_numbers((*x.shape[:-1], w.shape[-1]))).astype(np.float64)
+    b = data.draw(whole_numbers(w.shape[-1:])).astype(np.float64)
+    equal(subject.output_head_vjp(cotangent, x, w, b)[2], sum_over_tokens(cotangent), what="the gradient of b")
+
+
+# ------------------------------------------------------------------------------------- gradients: the model
+
+
+@st.composite
+def differentiated(draw, *, distinct=False, **options):
+    """Draw a model in general position, and a cotangent of its logits; `distinct` says that no token comes twice."""
+    ids, config = draw(shapes_of_models(**{"batch": (4,), "least_seq": 8, "n_heads": 3, **options}))
+    if distinct:
+        ids = np.array(draw(st.permutations(range(config.vocab)))[:8])
+    generator = draw(GENERATORS)
+    drawn = ids, normal_tree(generator, parameter_shapes(config)), config
+    return drawn, generator.standard_normal((*ids.shape, config.vocab))
+
+
+def differentiate(subject, drawn, cotangent, **options):
+    """Call the vjp; the gradient of each parameter by its path."""
+    (gradient,) = subject.transformer_vjp(cotangent, *drawn, **options)
+    return dict(leaves(gradient))
+
+
+def no_gradient(gradient, what):
+    """Judge that a gradient is exactly 0."""
+    equal(gradient, np.zeros(gradient.shape), what=f"the gradient of {what}")
+
+
+def same_gradients(subject, got, should):
+    """Judge that the gradients are those of the paths in `should`."""
+    for path, leaf in should.items():
+        close(got[path], leaf, within=rounding(subject, leaf), what=f"the gradient of {path}")
+
+
+TABLE, POSITION_TABLE = "token_embedding.table", "positions.table"
+
+
+@states("transformer", gradient=True)
+@given(drawn=differentiated(norm_placement=PLACEMENT, positions=POSITIONS))
+def test_a_cotangent_of_0_asks_for_nothing(subject, drawn):
+    """Where nothing is asked of the logits, every parameter has a gradient of exactly 0."""
+    model, cotangent = drawn
+    for path, leaf in differentiate(subject, model, 0 * cotangent).items():
+        no_gradient(leaf, path)
+
+
+@states("transformer", gradient=True)
+@FEW
+@given(drawn=differentiated(n_layers=2, attention_bias=True, norm_placement=PLACEMENT, positions=Learned()))
+def test_every_parameter_has_a_gradient(subject, drawn):
+    """In general position no parameter's gradient is 0, but for that of b_k, which moves all scores alike."""
+    model, cotangent = drawn
+    gradient = differentiate(subject, model, cotangent)
+    for path, shape in leaves(parameter_shapes(model[2])):
+        leaf = gradient[path]
+        holds(leaf.shape == shape, f"the gradient of {path} has another shape", got=str(leaf.shape), should=str(shape))
+        if path.endswith("b_k"):
+            close(leaf, np.zeros(shape), within=rounding(subject, cotangent), what=f"the gradient of {path}")
+        else:
+            differ(subject, np.zeros(shape), leaf, f"{path} has no gradient")
+
+
+@states("transformer", gradient=True)
+@given(drawn=differentiated(norm_placement=PLACEMENT))
+def test_exactly_the_tokens_that_are_used_have_a_gradient(subject, drawn):
+    """The rows of the embedding table that no id names get exactly 0, and the others do not."""
+    model, cotangent = drawn
+    table, used = differentiate(subject, model, cotangent)[TABLE], np.isin(np.arange(model[2].vocab), model[0])
+    no_gradient(table[~used], "an unused token")
+    holds(np.any(table[used] != 0, axis=-1), "a token that is used has no gradient", got=table)
+
+
+@states("transformer", gradient=True)
+@given(drawn=differentiated(norm_placement=PLACEMENT, positions=Learned()))
+def test_exactly_the_positions_that_are_used_have_a_gradient(subject, drawn):
+    """The rows of the position table past the sequence get exactly 0, and the others do not."""
+    model, cotangent = drawn
+    table, seq = differentiate(subject, model, cotangent)[POSITION_TABLE], model[0].shape[-1]
+    no_gradient(table[seq:], "a position past the sequence")
+    holds(np.any(table[:seq] != 0, axis=-1), "a position that is used has no gradient", got=table)
+
+
+@states("transformer", gradient=True)
+@given(drawn=differentiated(tied_head=True, norm_placement=PLACEMENT))
+def test_a_tied_table_gets_the_sum_of_both_its_uses(subject, drawn):
+    """A tied table's gradient is what an untied one gets as embedding, and what its w gets, transposed."""
+    (ids, params, config), cotangent = drawn
+    w = params["token_embedding"]["table"].T.copy()
+    untied = {**params, "output_head": {"w": w, "b": params["output_head"]["b"]}}
+    apart = differentiate(subject, (ids, untied, replace(config, tied_head=False)), cotangent)
+    tied = differentiate(subject, (ids, params, config), cotangent)
+    apart[TABLE] = apart[TABLE] + apart.pop("output_head.w").T
+    same_gradients(subject, tied, apart)
+
+
+@states("transformer", gradient=True)
+@given(drawn=differentiated(positions=Learned(), norm_placement=PLACEMENT))
+def test_tokens_and_positions_share_one_gradient(subject, drawn):
+    """Embeddings, times their scale, and positions are summed: over all rows their tables' gradients are the same."""
+    model, cotangent = drawn
+    gradient = differentiate(subject, model, cotangent)
+    should = model[2].embedding_scale * gradient[POSITION_TABLE].sum(axis=0)
+    close(gradient[TABLE].sum(axis=0), should, within=rounding(subject, should), what="the sum of the table's gradient")
+
+
+@states("transformer", gradient=True)
+@given(drawn=differentiated(attention_bias=True, final_norm=False, positions=Learned()))
+def test_silent_blocks_leave_the_gradients_of_embeddings_positions_and_head(subject, drawn):
+    """With silent pre-norm blocks the stream gets g = cotangent W^T: E[id] the sum of scale * g, P[t] that of g."""
+    (ids, params, config), cotangent = drawn
+    gradient = differentiate(subject, (ids, silenced(params), config), cotangent)
+    table, positions = np.zeros_like(params["token_embedding"]["table"]), np.zeros((config.max_len, config.d_model))
+    x = config.embedding_scale * params["token_embedding"]["table"][ids]
+    x = x + params["positions"]["table"][: ids.shape[-1]]
+    g = cotangent @ params["output_head"]["w"].T
+    np.add.at(table, ids, config.embedding_scale * g)
+    positions[: ids.shape[-1]] = g.sum(axis=0)
+    should = {
+        TABLE: table,
+        POSITION_TABLE: positions,
+        "output_head.w": onto_weights(x, cotangent),
+        "output_head.b": sum_over_tokens(cotangent),
+    }
+    same_gradients(subject, gradient, should)
+
+
+@states("transformer", gradient=True)
+@given(drawn=differentiated(final_norm=True, norm_placement=PLACEMENT))
+def test_the_final_norm_stands_between_the_head_and_all_gradients(subject, drawn):
+    """The final norm's bias gets the cotangent through the head; where its gain is 0, nothing before it gets any."""
+    (ids, params, config), cotangent = drawn
+    params["final_norm"]["gamma"] *= 0
+    gradient = differentiate(subject, (ids, params, config), cotangent)
+    should = sum_over_tokens(cotangent @ params["output_head"]["w"].T)
+    same_gradients(subject, gradient, {"final_norm.beta": should})
+    for path, leaf in gradient.items():
+        if not path.startswith(("final_norm", "output_head")):
+            no_gradient(leaf, path)
+
+
+@states("transformer", gradient=True)
+@given(drawn=differentiated(distinct=True, causal=True, norm_placement=PLACEMENT, positions=Learned()), data=st.data())
+def test_a_causal_cotangent_reaches_no_later_embedding(subject, drawn, data):
+    """What is asked of the logits before t moves neither the tokens that come from t on nor their positions."""
+    model, cotangent = drawn
+    t = data.draw(st.integers(1, 7))
+    cotangent[t:] = 0
+    gradient = differentiate(subject, model, cotangent)
+    no_gradient(gradient[TABLE][model[0][t:]], "a later token")
+    no_gradient(gradient[POSITION_TABLE][t:], "a later position")
+
+
+@states("transformer", gradient=True)
+@given(drawn=differentiated(distinct=True, norm_placement=PLACEMENT), data=st.data())
+def test_a_masked_token_of_which_nothing_is_asked_has_gradient_0(subject, drawn, data):
+    """A token that `mask` hides from all others in every block, and whose logits do not count, gets exactly 0."""
+    model, cotangent = drawn
+    hidden = data.draw(st.integers(0, 7))
+    others = np.arange(8) != hidden
+    cotangent[hidden] = 0
+    gradient = differentiate(subject, model, cotangent, mask=others[None, :] | ~others[:, None])
+    no_gradient(gradient[TABLE][model[0][hidden]], "a masked token")
+
+
+@states("transformer", gradient=True)
+@given(drawn=differentiated(n_layers=2, norm_placement=PLACEMENT))
+def test_each_block_has_gradients_of_its_own(subject, drawn):
+    """Blocks share nothing: equal blocks at different depths get different gradients."""
+    (ids, params, config), cotangent = drawn
+    params["blocks"][1] = params["blocks"][0]
+    gradient = differentiate(subject, (ids, params, config), cotangent)
+    for path, _ in leaves(params["blocks"][0]):
+        one, other = gradient[f"blocks.0.{path}"], gradient[f"blocks.1.{path}"]
+        differ(subject, one, other, f"both blocks have the same gradient of {path}")
+
+
+@states("transformer", gradient=True)
+@given(drawn=differentiated(n_layers=2))
+def test_a_silent_block_passes_the_gradient_on(subject, drawn):
+    """Behind a silent last block the first one and what is before it learn what they learn in a model without it."""
+    (ids, params, config), cotangent = drawn
+    quiet = silenced({"blocks": params["blocks"][1:]})["blocks"]
+    got = differentiate(subject, (ids, {**params, "blocks": params["blocks"][:1] + quiet}, config), cotangent)
+    one = ids, {**params, "blocks": params["blocks"][:1]}, replace(config, n_layers=1)
+    same_gradients(subject, got, differentiate(subject, one, cotangent))
+
+
+@states("transformer", gradient=True)
+@given(drawn=differentiated(batch=(2,), norm_placement=PLACEMENT, positions=POSITIONS))
+def test_the_gradient_of_a_batch_is_the_sum_over_its_sequences(subject, drawn):
+    """Every parameter serves all sequences, and gets the sum of what each of them alone would give it."""
+    (ids, params, config), cotangent = drawn
+    one, other = (differentiate(subject, (ids[i], params, config), cotangent[i]) for i in (0, 1))
+    got = differentiate(subject, (ids, params, config), cotangent)
+    same_gradients(subject, got, {path: leaf + other[path] for path, leaf in one.items()})
+
+
+@states("transformer", gradient=True)
+@given(drawn=differentiated(dropout=0.5, norm_placement=PLACEMENT))
+def test_without_keep_masks_the_gradient_knows_no_dropout(subject, drawn):
+    """The rate alone does nothing to the gradient."""
+    (ids, params, config), cotangent = drawn
+    should = differentiate(subject, (ids, params, replace(config, dropout=0.0)), cotangent)
+    got = differentiate(subject, (ids, params, config), cotangent)
+    for path, leaf in should.items():
+        equal(got[path], leaf, what=f"the gradient of {path}")
+
+
+@states("transformer", gradient=True)
+@given(drawn=differentiated(dropout=0.5, attention_bias=True, final_norm=False, positions=Learned()), data=st.data())
+def test_dropout_acts_on_the_gradient_of_embeddings_and_positions(subject, drawn, data):
+    """Where keep.positions is False nothing is learnt, and where it is True, at a rate of 1/2, twice as much."""
+    (ids, params, config), cotangent = drawn
+    keep = map_tree(lambda shape: np.ones(shape, bool), keep_shapes(config, ids.shape[:-1], ids.shape[-1]))
+    keep["positions"] = data.draw(truths(keep["positions"].shape))
+    gradient = differentiate(subject, (ids, silenced(params), config), cotangent, keep=keep)
+    g = 2 * keep["positions"] * (cotangent @ params["output_head"]["w"].T)
+    table = np.zeros_like(params["token_embedding"]["table"])
+    np.add.at(table, ids, config.embedding_scale * g)
+    same_gradients(subject, gradient, {TABLE: table})
+    close(gradient[POSITION_TABLE][: ids.shape[-1]], g.sum(axis=0), within=rounding(subject, g),
+          what="the gradient of positions.table")  # fmt: skip
+
+
+@states("transformer", gradient=True)
+@given(drawn=differentiated(dropout=0.5, n_layers=2, norm_placement=PLACEMENT), block=st.integers(0, 1))
+def test_a_block_of_which_nothing_is_kept_learns_nothing(subject, drawn, block):
+    """Each block has its own keep-masks: where nothing is kept, attention and MLP get exactly 0, and elsewhere not."""
+    (ids, params, config), cotangent = drawn
+    keep = map_tree(lambda shape: np.ones(shape, bool), keep_shapes(config, ids.shape[:-1], ids.shape[-1]))
+    keep["blocks"][block] = map_tree(np.logical_not, keep["blocks"][block])
+    gradient = differentiate(subject, (ids, params, config), cotangent, keep=keep)
+    for path, leaf in gradient.items():
+        if path.startswith((f"blocks.{block}.attention", f"blocks.{block}.mlp")):
+            no_gradient(leaf, f"{path}, which is dropped,")
+        elif path.startswith("blocks") and "norm" not in path:
+            differ(subject, np.zeros(leaf.shape), leaf, f"{path} has no gradient")
+
+
+# ------------------------------------------------------------------------------------------------ training
+
+STEPS = 50
+
+
+class Run:
+    """A training run, one step at a time: whose functions are called, the parameters, and the moments of AdamW."""
+
+    def __init__(self, functions, params, config, recipe):
+        self.functions, self.config, self.recipe = functions, config, recipe
+        self.params = dict(leaves(params))
+        self.m, self.v = ({path: np.zeros(leaf.shape) for path, leaf in self.params.items()} for _ in "mv")
+
+    def advance(self, step, ids, targets):
+        """Take a step, counted from 0, and tell of what was computed on the way, stage by stage, by its name."""
+        f, recipe, tree = self.functions, self.recipe, tree_from_leaves(self.params)
+        logits = f.transformer(ids, tree, self.config)
+        yield "the loss", {"": f.cross_entropy(logits, targets)}
+        (cotangent,) = f.cross_entropy_vjp(np.ones(()), logits, targets)
+        yield "the gradient of the logits", {"": cotangent}
+        (gradient,) = f.transformer_vjp(cotangent, ids, tree, self.config)
+        yield "the gradient", dict(leaves(gradient))
+        if recipe["max_norm"] is not None:
+            gradient, _ = f.clip_grad_norm(gradient, max_norm=recipe["max_norm"])
+            yield "the clipped gradient", dict(leaves(gradient))
+        lr = f.warmup_cosine(step, warmup=recipe["warmup"], total=STEPS, max_lr=recipe["max_lr"])
+        yield "the learning rate", {"": lr}
+        self.update(dict(leaves(gradient)), step=step + 1, lr=float(lr))
+        yield "the update", self.params
+
+    def update(self, gradient, **options):
+        """Let AdamW step what decays, which has two axes or more, and then what does not, each as one long vector."""
+        for axes_of_a_leaf, weight_decay in ((2, self.recipe["weight_decay"]), (1, 0.0)):
+            paths = [path for path, leaf in self.params.items() if leaf.ndim == axes_of_a_leaf]
+            moving = self.params, self.m, self.v
+            param, m, v, grad = (np.concatenate([tree[path].ravel() for path in paths]) for tree in (*moving, gradient))
+            stepped = self.functions.adamw_step(param, grad, m, v, weight_decay=weight_decay, **options)
+            ends = np.cumsum([self.params[path].size for path in paths])[:-1]
+            for tree, vector in zip(moving, stepped, strict=True):
+                for path, part in zip(paths, np.split(vector, ends), strict=True):
+                    tree[path] = part.reshape(tree[path].shape)
+
+
+def runs_agree(subject, one, other, batches):
+    """Judge that two runs never part; else say at which step they do first, at which stage of it and in what tensor."""
+    for step, (ids, targets) in enumerate(batches):
+        subject.begin_example()  # what led here is not what is wrong: a failure shows the calls of its own step
+        with unchecked() if step else nullcontext():  # the first step has checked the shapes of all
+            stages = zip(one.advance(step, ids, targets), other.advance(step, ids, targets), strict=True)
+            for (stage, got), (_, should) in stages:
+                for path, leaf in should.items():
+                    what = f"step {step + 1} is the first to differ: {stage}{' of ' if path else ''}{path}"
+                    close(got[path], leaf, within=1e-9 if stage == "the loss" else 1e-8, what=what)
+
+
+@st.composite
+def training_runs(draw):
+    """Draw a model, a recipe and a batch for each step.
+
+    AdamW divides by the size of the gradient, so that it makes whole steps of what is only rounding noise, where a
+    gradient is 0 by theory and not by arithmetic: b_k has such a one, and so the model has no biases of attention. Its
+    own eps of 1e-8, far above the noise of 1e-17 in float64, keeps the rest from that: noise stays below 1e-9 of lr.
+    """
+    ids, config = draw(
+        shapes_of_models(
+            batch=(2,), least_seq=5, n_heads=st.integers(2, 3), n_layers=st.integers(1, 2), norm_placement=PLACEMENT,
+            causal=st.booleans(), positions=POSITIONS, tied_head=st.booleans(),
+        )
+    )  # fmt: skip
+    recipe = {
+        "max_lr": draw(st.sampled_from((3e-3, 1e-2))),
+        "warmup": draw(st.sampled_from((1, 10))),
+        "weight_decay": draw(st.sampled_from((0.1, 0.0))),
+        "max_norm": draw(st.sampled_from((0.1, None))),
+    }
+    generator = draw(GENERATORS)
+    params = normal_tree(generator, parameter_shapes(config), scale=0.25)
+    batches = generator.integers(0, config.vocab, (STEPS, 2, *ids.shape))
+    return params, config, recipe, batches
+
+
+@states(
+    "transformer",
+    needs=("cross_entropy", "cross_entropy_vjp", "clip_grad_norm", "warmup_cosine", "adamw_step"),
+    gradient=True,
+    oracle=True,
+)
+@FEW
+@given(drawn=training_runs())
+def test_fifty_steps_of_training_are_those_of_the_reference(subject, drawn):
+    """Over 50 AdamW steps in float64 a run's losses are the reference's to 1e-9, and its parameters to 1e-8."""
+    if subject.dtype != np.float64:
+        raise Unsupported(f"a run is compared in float64, and {subject.name} works in {subject.dtype}")
+    params, config, recipe, batches = drawn
+    runs = (Run(functions, params, config, recipe) for functions in (subject, reference.numpy))
+    runs_agree(subject, *runs, batches)

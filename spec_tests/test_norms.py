@@ -247,3 +247,177 @@ def test_an_unknown_variant_raises(subject, x, variant):
     """A variant that is none of the three is an error, by value or by type, that names the option."""
     with raises(subject, (ValueError, TypeError), "layer_norm", "variant"):
         subject.layer_norm(x, None, None, variant=variant)
+
+
+# ----------------------------------------------------------------------------------------------------------- gradients
+
+
+@st.composite
+def cotangents_and_rows(draw, *, constant=False, d_model=None):
+    """Draw a cotangent, vectors (each of one number, if `constant`), a gain and a bias."""
+    x = draw(rows(d_model=d_model))
+    gamma, beta = (draw(numbers(x.shape[-1:], scales=EXACT)) for _ in range(2))
+    x = np.broadcast_to(x[..., :1], x.shape).copy() if constant else x
+    return draw(numbers(x.shape, scales=EXACT)), x, gamma, beta
+
+
+SEVERAL = {"d_model": 5}
+"""A width that an unbiased deviation has: 2 or more."""
+
+
+def _divisor(x, variant):
+    n = x.shape[-1]
+    var = x.var(axis=-1, keepdims=True)
+    return {
+        "standard": np.sqrt(var + EPS),
+        "std_plus_eps": np.sqrt(var) + EPS,
+        "unbiased_std_plus_eps": np.sqrt(var * n / max(n - 1, 1)) + EPS,
+    }[variant]
+
+
+def _normed(x, variant):
+    return (x - x.mean(axis=-1, keepdims=True)) / _divisor(x, variant)
+
+
+def _gradients(subject, case, variant):
+    return subject.layer_norm_vjp(*case, eps=EPS, variant=variant)
+
+
+def rounding_of_gradient(subject, case, variant):
+    """How far rounding may move a gradient of x: what centring loses of x and of g is divided, that of x twice."""
+    cotangent, x, gamma, _ = case
+    divisor = _divisor(x, variant)
+    size = np.abs(cotangent * gamma).max(axis=-1, keepdims=True) / divisor
+    return 64 * subject.eps * x.shape[-1] * size * (1 + np.abs(x).max(axis=-1, keepdims=True) / divisor)
+
+
+def _sums_to_0(subject, case, variant):
+    sums = _gradients(subject, case, variant)[0].sum(axis=-1, keepdims=True)
+    within = case[1].shape[-1] * rounding_of_gradient(subject, case, variant)
+    close(sums, np.zeros(sums.shape), within=within, what="the sum of a row's gradient")
+
+
+@states("layer_norm", gradient=True)
+@given(case=cotangents_and_rows())
+def test_the_gradient_of_a_row_sums_to_0(subject, case):
+    """Moving all channels alike changes nothing, so the gradient of each vector sums to 0."""
+    _sums_to_0(subject, case, "standard")
+
+
+@states("layer_norm", gradient=True)
+@given(case=cotangents_and_rows())
+def test_the_gradient_of_a_row_sums_to_0_with_eps_outside_the_root(subject, case):
+    """With "std_plus_eps", too, the gradient of each vector sums to 0."""
+    _sums_to_0(subject, case, "std_plus_eps")
+
+
+@states("layer_norm", gradient=True)
+@given(case=cotangents_and_rows(**SEVERAL))
+def test_the_gradient_of_a_row_sums_to_0_beside_an_unbiased_deviation(subject, case):
+    """With "unbiased_std_plus_eps", too, the gradient of each vector sums to 0."""
+    _sums_to_0(subject, case, "unbiased_std_plus_eps")
+
+
+def _leaves_little_along_the_result(subject, case, variant, share):
+    """Check dx . y = (g . y) / divisor x share, row by row, for y before gain and bias and g = gain x cotangent."""
+    cotangent, x, gamma, _ = case
+    y, divisor = _normed(x, variant), _divisor(x, variant)
+    along = (_gradients(subject, case, variant)[0] * y).sum(axis=-1, keepdims=True)
+    should = (gamma * cotangent * y).sum(axis=-1, keepdims=True) / divisor * share
+    within = x.shape[-1] * (1 + np.abs(y).max()) * rounding_of_gradient(subject, case, variant)
+    close(along, should, within=within, what="the gradient along the result")
+
+
+@states("layer_norm", gradient=True)
+@given(case=cotangents_and_rows())
+def test_along_the_result_only_eps_leaves_a_gradient(subject, case):
+    """With y before gain and bias and g = gain x cotangent, dx . y = (g . y) / sqrt(var + eps) x eps / (var + eps)."""
+    # a longer vector has the same direction: without eps no gradient would point along y
+    var = case[1].var(axis=-1, keepdims=True)
+    _leaves_little_along_the_result(subject, case, "standard", EPS / (var + EPS))
+
+
+@states("layer_norm", gradient=True)
+@given(case=cotangents_and_rows())
+def test_along_the_result_an_eps_outside_the_root_leaves_a_gradient(subject, case):
+    """With "std_plus_eps", dx . y = (g . y) / (std + eps) x eps / (std + eps), where g = gain x cotangent."""
+    _leaves_little_along_the_result(subject, case, "std_plus_eps", EPS / _divisor(case[1], "std_plus_eps"))
+
+
+@states("layer_norm", gradient=True)
+@given(case=cotangents_and_rows(**SEVERAL))
+def test_along_the_result_an_eps_beside_an_unbiased_deviation_leaves_a_gradient(subject, case):
+    """With "unbiased_std_plus_eps", dx . y = (g . y) / (s + eps) x eps / (s + eps), where g = gain x cotangent."""
+    share = EPS / _divisor(case[1], "unbiased_std_plus_eps")
+    _leaves_little_along_the_result(subject, case, "unbiased_std_plus_eps", share)
+
+
+def _is_centred(subject, case, variant):
+    cotangent, _, gamma, _ = case
+    g = gamma * cotangent
+    should = (g - g.mean(axis=-1, keepdims=True)) / (EPS**0.5 if variant == "standard" else EPS)
+    close(
+        _gradients(subject, case, variant)[0],
+        should,
+        within=rounding_of_gradient(subject, case, variant),
+        what="the gradient of a constant row",
+    )
+
+
+@states("layer_norm", gradient=True)
+@given(case=cotangents_and_rows(constant=True))
+def test_the_gradient_on_a_constant_row_is_centred(subject, case):
+    """On a vector without variance the gradient is (g - mean g) / sqrt(eps), where g = gain x cotangent."""
+    _is_centred(subject, case, "standard")
+
+
+@states("layer_norm", gradient=True)
+@given(case=cotangents_and_rows(constant=True))
+def test_the_gradient_on_a_constant_row_is_no_nan_with_eps_outside_the_root(subject, case):
+    """With "std_plus_eps" it is (g - mean g) / eps there: the infinite slope of the root at 0 spoils nothing."""
+    _is_centred(subject, case, "std_plus_eps")
+
+
+@states("layer_norm", gradient=True)
+@given(case=cotangents_and_rows(constant=True, **SEVERAL))
+def test_the_gradient_on_a_constant_row_is_no_nan_beside_an_unbiased_deviation(subject, case):
+    """With "unbiased_std_plus_eps", too, it is (g - mean g) / eps there."""
+    _is_centred(subject, case, "unbiased_std_plus_eps")
+
+
+def _sum_over_rows(subject, case, variant):
+    cotangent, x, _, _ = case
+    y = _normed(x, variant)
+    _, d_gamma, d_beta = _gradients(subject, case, variant)
+    axes_of_rows = tuple(range(x.ndim - 1))
+    raised = 1 + np.abs(x).max() / _divisor(x, variant).min()
+    within = 64 * subject.eps * x.size * np.abs(cotangent).max()
+    close(d_gamma, (cotangent * y).sum(axis=axes_of_rows), within=within * raised, what="the gradient of gamma")
+    close(d_beta, cotangent.sum(axis=axes_of_rows), within=within, what="the gradient of beta")
+
+
+@states("layer_norm", gradient=True)
+@given(case=cotangents_and_rows())
+def test_the_gradients_of_gain_and_bias_are_sums_over_rows(subject, case):
+    """Gamma's gradient is the sum over all vectors of cotangent times normed vector, beta's that of the cotangent."""
+    _sum_over_rows(subject, case, "standard")
+
+
+@states("layer_norm", gradient=True)
+@given(case=cotangents_and_rows())
+def test_the_gradients_of_gain_and_bias_are_sums_with_eps_outside_the_root(subject, case):
+    """With "std_plus_eps", too, the gradients of gamma and beta are these sums."""
+    _sum_over_rows(subject, case, "std_plus_eps")
+
+
+@states("layer_norm", gradient=True)
+@given(case=cotangents_and_rows(), data=st.data())
+def test_a_cotangent_reaches_its_own_row_only(subject, case, data):
+    """Where only one vector's result counts, every other vector has a gradient of exactly 0."""
+    cotangent, x, gamma, beta = case
+    row = data.draw(st.sampled_from(list(np.ndindex(x.shape[:-1]))))
+    only = np.zeros(x.shape)
+    only[row] = cotangent[row]
+    others = subject.layer_norm_vjp(only, x, gamma, beta, eps=EPS)[0].copy()
+    others[row] = 0
+    equal(others, np.zeros(x.shape), what="the gradient of the others")

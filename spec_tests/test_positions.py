@@ -287,3 +287,50 @@ def test_an_offset_below_0_raises(subject, case, offset):
     x, table, _ = case
     with raises(subject, ValueError, "add_positions", "offset", str(offset)):
         subject.add_positions(x, table, offset=offset)
+
+
+@st.composite
+def positions_with_cotangents(draw, *, offsets=(0,)):
+    """Draw a cotangent, tokens, an offset, and a table that has a row or more beyond the sequence."""
+    x, table, offset = draw(tokens_and_table(offsets=offsets))
+    return draw(numbers(x.shape, scales=EXACT)), x, np.concatenate([table, table[:1]]), offset
+
+
+@states("add_positions", gradient=True)
+@given(case=positions_with_cotangents())
+def test_the_gradient_of_a_token_is_its_cotangent(subject, case):
+    """Adding a row passes the cotangent on to x as it is."""
+    cotangent, x, table, _ = case
+    equal(subject.add_positions_vjp(cotangent, x, table)[0], cotangent, what="the gradient of x")
+
+
+@states("add_positions", gradient=True)
+@given(case=positions_with_cotangents())
+def test_the_gradient_of_a_row_is_the_sum_over_the_batch(subject, case):
+    """Row t of the table gets what token t of every sequence gets, and the rows that no token has get exactly 0."""
+    cotangent, x, table, _ = case
+    gradient = subject.add_positions_vjp(cotangent, x, table)[1]
+    for t in range(x.shape[-2]):
+        should = cotangent[..., t, :].reshape(-1, x.shape[-1]).sum(axis=0)
+        equal(gradient[t], should, what=f"the gradient of row {t}")
+    equal(gradient[x.shape[-2] :], np.zeros_like(table[x.shape[-2] :]), what="the gradient of unused rows")
+
+
+@states("add_positions", gradient=True)
+@given(case=positions_with_cotangents(offsets=range(1, 6)))
+def test_with_an_offset_the_gradient_falls_on_the_rows_from_there(subject, case):
+    """With an offset, row offset + t gets what token t gets; the rows before and behind get exactly 0."""
+    cotangent, x, table, offset = case
+    should = np.zeros_like(table)
+    should[offset : offset + x.shape[-2]] = cotangent.reshape(-1, *x.shape[-2:]).sum(axis=0)
+    equal(subject.add_positions_vjp(cotangent, x, table, offset=offset)[1], should, what="the gradient of the table")
+
+
+@states("add_positions", gradient=True)
+@given(case=positions_with_cotangents(), beyond=st.integers(1, 9))
+def test_a_gradient_past_the_table_raises(subject, case, beyond):
+    """A sequence that runs past the table is a ValueError in the gradient too."""
+    cotangent, x, table, _ = case
+    offset = len(table) - x.shape[-2] + beyond
+    with raises(subject, ValueError, "add_positions", "offset", str(offset)):
+        subject.add_positions_vjp(cotangent, x, table, offset=offset)
