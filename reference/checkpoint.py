@@ -1,7 +1,12 @@
-"""One safetensors file holds a trained model: its parameters, its config, its recipe and its step.
+"""One safetensors file holds a run after some step: the model, and all that its next step depends on.
 
-    metadata   format, spec_version, step, config (JSON), recipe (JSON), sha256
+    metadata   format, spec_version, step, config (JSON), recipe (JSON), run (JSON), sha256
     tensors    one a parameter, under its dotted path: `blocks.0.attention.w_q`
+               AdamW's moments of it: `adamw.m.blocks.0.attention.w_q`, `adamw.v.blocks.0.attention.w_q`
+
+The state of the random numbers and the place in the data are no more than `recipe.seed` and `step`: every draw,
+of a batch or of dropout, is a pure function of the seed, its purpose and the step (`reference.data.generator`).
+Where recipe, run or moments are absent the model can be used, and its run cannot go on.
 
 A file is whole or not there: it is written under a temporary name in the same folder, synced, and renamed
 once. What is read is distrusted: sizes and shapes are held against the config before an array is made, and
@@ -14,7 +19,7 @@ import math
 import os
 import stat
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -24,13 +29,18 @@ from reference import SPEC_VERSION, config, recipe
 from reference.config import ModelConfig
 from reference.parameters import Tree, check_params, leaves, parameter_shapes, tree_from_leaves
 from reference.recipe import Recipe
+from reference.runs import Moments
 
 CHECKPOINT = "model.safetensors"
 """The file's name in a run's folder."""
 
 FORMAT = "transformer-spec 1"
 
+BACKENDS = ("torch", "numpy")
+RUN_DTYPES = ("float32", "float64", "bfloat16")
+
 DTYPES = {"F32": np.dtype("<f4"), "F64": np.dtype("<f8")}
+M, V = "adamw.m.", "adamw.v."  # before a parameter's path: its moments
 MAX_HEADER = 100_000_000  # the limit of the safetensors library
 
 
@@ -39,24 +49,60 @@ class CheckpointError(ValueError):
 
 
 @dataclass(frozen=True, kw_only=True)
+class RunOptions:
+    """Where and how a run computes; with config and recipe, all that must not change when it is resumed.
+
+    `data` is the source as it was given, `data_sha256` what `reference.data.digest` says of its bytes. Raises
+    ValueError where a value is none that a run can have.
+    """
+
+    backend: str
+    data: str
+    data_sha256: str
+    dtype: str = "float32"
+    device: str = "cpu"
+    compiled: bool = False
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            asked = bool if field.name == "compiled" else str
+            if not isinstance(value := getattr(self, field.name), asked):
+                raise ValueError(f"RunOptions: {field.name} must be a {asked.__name__}, got {value!r}; give one")
+        for name, value, choices in (("backend", self.backend, BACKENDS), ("dtype", self.dtype, RUN_DTYPES)):
+            if value not in choices:
+                raise ValueError(f"RunOptions: {name} must be one of {', '.join(choices)}, got {value}; choose one")
+
+
+@dataclass(frozen=True, kw_only=True)
 class Checkpoint:
-    """A model after `step` updates. `params` are arrays of float32 or float64, all of one dtype."""
+    """A model after `step` updates. `params` are arrays of float32 or float64, and moments too, all of one dtype."""
 
     config: ModelConfig
     params: Tree
     step: int
     recipe: Recipe | None = None
+    moments: Moments | None = None
+    run: RunOptions | None = None
 
 
 def save_checkpoint(path: Path, checkpoint: Checkpoint) -> None:
     """Write a checkpoint; wherever the process stops, `path` is the old file or the new one, whole.
 
-    Equal checkpoints give equal bytes. Raises ValueError where the parameters are not those of the config or
-    not finite, OSError where the file cannot be written; then `path` is as before.
+    Equal checkpoints give equal bytes. Raises ValueError where parameters or moments are not those of the config,
+    of the step, or not finite, OSError where the file cannot be written; then `path` is as before.
     """
-    check_params("save_checkpoint", checkpoint.params, parameter_shapes(checkpoint.config))
+    moments = checkpoint.moments
+    if moments is not None and moments.step != checkpoint.step:
+        raise ValueError(
+            f"save_checkpoint: the moments must be those of the step, got {moments.step} and {checkpoint.step}; "
+            f"save the parameters and moments of one moment"
+        )
+    trees = {"": checkpoint.params} | ({} if moments is None else {M: moments.m, V: moments.v})
     names = {dtype: name for name, dtype in DTYPES.items()}
-    arrays = {name: np.ascontiguousarray(leaf) for name, leaf in leaves(checkpoint.params)}
+    arrays: dict[str, np.ndarray] = {}
+    for prefix, tree in trees.items():
+        check_params("save_checkpoint", tree, parameter_shapes(checkpoint.config))
+        arrays |= {prefix + name: np.ascontiguousarray(leaf) for name, leaf in leaves(tree)}
     entries: dict[str, Any] = {}
     end = 0
     for name, array in arrays.items():
@@ -81,6 +127,8 @@ def save_checkpoint(path: Path, checkpoint: Checkpoint) -> None:
     }
     if checkpoint.recipe is not None:
         metadata["recipe"] = json.dumps(recipe.to_json(checkpoint.recipe))
+    if checkpoint.run is not None:
+        metadata["run"] = json.dumps(asdict(checkpoint.run))
     data = [array.data.cast("B") for array in arrays.values()]
     metadata["sha256"] = _digest(metadata, entries, data)
     # By hand and not by the safetensors library, which puts the metadata in a different order each time.
@@ -127,8 +175,9 @@ def _read(file: BinaryIO, size: int) -> Checkpoint:
     if sizes["n_layers"] > len(header):
         raise ValueError(f"its config's n_layers is {sizes['n_layers']}, and it has {len(header)} tensors")
     model = config.from_json(sizes)
-    shapes = parameter_shapes(model)
-    dtype, end = _check_entries(header, dict(leaves(shapes)))
+    shapes = dict(leaves(parameter_shapes(model)))
+    prefixes = ("", M, V) if any(name.startswith((M, V)) for name in header) else ("",)
+    dtype, end = _check_entries(header, {prefix + name: shapes[name] for prefix in prefixes for name in shapes})
     if size != 8 + header_size + end:
         raise ValueError(f"it has {size} bytes, and its header asks for {8 + header_size + end}")
 
@@ -142,15 +191,23 @@ def _read(file: BinaryIO, size: int) -> Checkpoint:
         .astype(dtype.newbyteorder("="))  # a copy that may be written to
         for name, entry in header.items()
     }
-    order = {name: flat[name] for name, _ in leaves(shapes)}
+    params, *m_and_v = (tree_from_leaves({name: flat[prefix + name] for name in shapes}) for prefix in prefixes)
     if (step := int(metadata["step"])) < 0:
         raise ValueError(f"its step is {step}")
     return Checkpoint(
         config=model,
-        params=tree_from_leaves(order),
+        params=params,
         step=step,
         recipe=recipe.from_json(json.loads(metadata["recipe"])) if "recipe" in metadata else None,
+        moments=Moments(step=step, m=m_and_v[0], v=m_and_v[1]) if m_and_v else None,
+        run=_run_from_json(json.loads(metadata["run"])) if "run" in metadata else None,
     )
+
+
+def _run_from_json(data: dict[str, Any]) -> RunOptions:
+    if unknown := sorted(set(data) ^ {field.name for field in fields(RunOptions)}):
+        raise ValueError(f"its run has, or lacks, {unknown[0]}")
+    return RunOptions(**data)
 
 
 def _no_name_twice(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -184,13 +241,18 @@ def _digest(metadata: Mapping[str, str], entries: Mapping[str, Any], data: Itera
     return digest.hexdigest()
 
 
+def partial(path: Path) -> Path:
+    """Say under which name a file is written until it is whole; a process that was killed may leave it there."""
+    return path.with_name(path.name + ".partial")
+
+
 def write_whole(path: Path, parts: Iterable[Any]) -> None:
     """Write bytes to `path` all or not at all: temporary name, sync, one rename, sync of the folder.
 
     Raises OSError where a part of it fails; the temporary file is gone then and `path` is as before (or,
     where only the folder's sync failed, new and whole).
     """
-    temporary = path.with_name(path.name + ".partial")
+    temporary = partial(path)
     try:
         with temporary.open("wb") as file:
             for part in parts:

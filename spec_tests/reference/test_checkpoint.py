@@ -16,17 +16,18 @@ from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
 
 from reference import SPEC_VERSION, checkpoint
-from reference.checkpoint import Checkpoint, CheckpointError, load_checkpoint, save_checkpoint
+from reference.checkpoint import Checkpoint, CheckpointError, RunOptions, load_checkpoint, save_checkpoint
 from reference.config import MINI, TINY, LayerNorm, Learned, ModelConfig, NoPositions, from_json
 from reference.parameters import init_params, leaves
 from reference.recipe import Recipe
+from reference.runs import Moments
 
 SMALL = ModelConfig(vocab=5, d_model=2, n_heads=1, n_layers=1, d_ff=3, max_len=4)
 
 
 @st.composite
 def checkpoints(draw: st.DrawFn) -> Checkpoint:
-    """Draw small models of all kinds."""
+    """Draw small models of all kinds, some of them in the middle of a run."""
     heads = draw(st.integers(1, 3))
     config = ModelConfig(
         vocab=draw(st.integers(1, 7)),
@@ -43,19 +44,36 @@ def checkpoints(draw: st.DrawFn) -> Checkpoint:
     )
     dtype = draw(st.sampled_from((np.float32, np.float64)))
     recipe = draw(st.sampled_from((None, Recipe(steps=9, clip_norm=None, lr=0.1 + 0.2))))
-    params = init_params(config, seed=draw(st.integers(0, 2**32)), dtype=dtype)
-    return Checkpoint(config=config, params=params, step=draw(st.integers(0, 10**12)), recipe=recipe)
+    run = draw(st.sampled_from((None, dataclasses.replace(OPTIONS, backend="torch", compiled=True, device="cuda:1"))))
+    params, m, v = (init_params(config, seed=draw(st.integers(0, 2**32)), dtype=dtype) for _ in range(3))
+    step = draw(st.integers(0, 10**12))
+    moments = draw(st.sampled_from((None, Moments(step=step, m=m, v=v))))
+    return Checkpoint(config=config, params=params, step=step, recipe=recipe, moments=moments, run=run)
+
+
+OPTIONS = RunOptions(backend="numpy", data="näme\n", data_sha256="0" * 64, dtype="float64")
 
 
 def small(step: int = 3) -> Checkpoint:
-    """Give a checkpoint of few bytes; each step has parameters of its own."""
-    return Checkpoint(config=SMALL, params=init_params(SMALL, seed=step), step=step, recipe=Recipe(steps=9))
+    """Give a checkpoint of few bytes; each step has parameters and moments of its own."""
+    params, m, v = (init_params(SMALL, seed=3 * step + place) for place in range(3))
+    moments = Moments(step=step, m=m, v=v)
+    return Checkpoint(config=SMALL, params=params, step=step, recipe=Recipe(steps=9), moments=moments, run=OPTIONS)
+
+
+def tensors_of(saved: Checkpoint) -> dict[str, np.ndarray]:
+    """Give the tensors of a file under the names that the format's description gives them."""
+    trees = {"": saved.params}
+    if saved.moments is not None:
+        trees |= {"adamw.m.": saved.moments.m, "adamw.v.": saved.moments.v}
+    return {prefix + name: leaf for prefix, tree in trees.items() for name, leaf in leaves(tree)}
 
 
 def assert_same(one: Checkpoint, other: Checkpoint) -> None:
     """Hold two checkpoints to be equal, bit for bit."""
-    assert (one.config, one.step, one.recipe) == (other.config, other.step, other.recipe)
-    ours, theirs = dict(leaves(one.params)), dict(leaves(other.params))
+    assert (one.config, one.step, one.recipe, one.run) == (other.config, other.step, other.recipe, other.run)
+    assert (one.moments and one.moments.step) == (other.moments and other.moments.step)
+    ours, theirs = tensors_of(one), tensors_of(other)
     assert list(ours) == list(theirs)
     for name, array in ours.items():
         assert array.dtype == theirs[name].dtype
@@ -81,13 +99,13 @@ def put_together(path: Path, header: dict[str, Any], data: bytes) -> None:
 @settings(deadline=None)
 @given(checkpoints())
 def test_what_is_saved_is_loaded(tmp_path_factory: pytest.TempPathFactory, saved: Checkpoint) -> None:
-    """A checkpoint comes back with the same config, step, recipe and, bit for bit, parameters."""
+    """A checkpoint comes back with the same config, step, recipe, options and, bit for bit, parameters and moments."""
     path = tmp_path_factory.mktemp("run") / checkpoint.CHECKPOINT
     save_checkpoint(path, saved)
     loaded = load_checkpoint(path)
     assert_same(loaded, saved)
     assert_same(load_checkpoint(path.parent), saved)
-    for _, array in leaves(loaded.params):
+    for array in tensors_of(loaded).values():
         assert array.flags.writeable
         assert array.flags.c_contiguous
 
@@ -107,15 +125,27 @@ def test_the_file_is_safetensors(tmp_path: Path) -> None:
     saved = small()
     save_checkpoint(tmp_path / "file", saved)
     tensors = load_file(tmp_path / "file")
-    assert set(tensors) == {name for name, _ in leaves(saved.params)}
-    for name, array in leaves(saved.params):
+    assert set(tensors) == set(tensors_of(saved))
+    for name, array in tensors_of(saved).items():
         np.testing.assert_array_equal(tensors[name], array)
     with safe_open(tmp_path / "file", framework="np") as file:
         metadata = file.metadata()
     assert metadata["spec_version"] == SPEC_VERSION
     assert metadata["step"] == "3"
     assert from_json(json.loads(metadata["config"])) == SMALL
-    assert set(metadata) == {"format", "spec_version", "step", "config", "recipe", "sha256"}
+    assert set(metadata) == {"format", "spec_version", "step", "config", "recipe", "run", "sha256"}
+
+
+def test_a_checkpoint_without_a_run_is_a_model(tmp_path: Path) -> None:
+    """A file without recipe, moments and options, as one of before there were runs to resume, is read as it was."""
+    saved = Checkpoint(config=SMALL, params=small().params, step=3)
+    save_checkpoint(tmp_path / "file", saved)
+    header, _ = header_and_data(tmp_path / "file")
+    assert set(header["__metadata__"]) == {"format", "spec_version", "step", "config", "sha256"}
+    assert set(header) == {"__metadata__", *(name for name, _ in leaves(saved.params))}
+    found = load_checkpoint(tmp_path / "file")
+    assert_same(found, saved)
+    assert found.moments is found.run is found.recipe is None
 
 
 def refused(path: Path) -> str:
@@ -187,8 +217,16 @@ def _config(**changes: Any) -> Callable[[dict[str, Any]], None]:
     return change
 
 
-def _entry(**changes: Any) -> Callable[[dict[str, Any]], None]:
-    return lambda header: header["output_head.b"].update(changes)
+def _entry(name: str = "output_head.b", **changes: Any) -> Callable[[dict[str, Any]], None]:
+    return lambda header: header[name].update(changes)
+
+
+def _run(**changes: Any) -> Callable[[dict[str, Any]], None]:
+    def change(header: dict[str, Any]) -> None:
+        run = json.loads(header["__metadata__"]["run"]) | changes
+        header["__metadata__"]["run"] = json.dumps(run)
+
+    return change
 
 
 def _metadata(**changes: Any) -> Callable[[dict[str, Any]], None]:
@@ -204,7 +242,7 @@ def _metadata(**changes: Any) -> Callable[[dict[str, Any]], None]:
         (_config(n_heads=10**15), "n_heads"),
         (_config(n_layers=10**15), "n_layers"),
         (_config(n_layers=1000), "n_layers is 1000, and it has"),
-        (_config(n_layers=2), "disagree about blocks.1"),
+        (_config(n_layers=2), "disagree about adamw.m.blocks.1"),
         (_config(vocab=6), "token_embedding.table has shape [5, 2], and its config asks for [6, 2]"),
         (_config(vocab="5"), ""),
         (_config(vocab=-5), "vocab"),
@@ -217,6 +255,24 @@ def _metadata(**changes: Any) -> Callable[[dict[str, Any]], None]:
         (_metadata(step="x"), "x"),
         (_metadata(recipe='{"steps": 0}'), "steps"),
         (_metadata(format="transformer-spec 2"), "transformer-spec 2"),
+        (_metadata(run="[]"), "its run has, or lacks, backend"),
+        (_metadata(run="3"), ""),
+        (_metadata(run='{"backend": "numpy"}'), "its run has, or lacks, compiled"),
+        (_run(colour="red"), "its run has, or lacks, colour"),
+        (_run(backend="jax"), "backend must be one of torch, numpy, got jax"),
+        (_run(backend=["numpy"]), "backend must be a str"),
+        (_run(dtype="float16"), "dtype must be one of"),
+        (_run(compiled="yes"), "compiled must be a bool, got 'yes'"),
+        (_run(data=None), "data must be a str, got None"),
+        (_entry("adamw.v.output_head.b", shape=[10**15]), "adamw.v.output_head.b has shape"),
+        (_entry("adamw.m.output_head.b", data_offsets=[0, 40]), "adamw.m.output_head.b lies at [0, 40]"),
+        (_entry("adamw.m.output_head.b", dtype="F32"), "F32"),
+        (lambda header: header.pop("adamw.m.output_head.b"), "disagree about adamw.m.output_head.b"),
+        (lambda header: header.update({"adamw.w.x": header["output_head.b"]}), "disagree about adamw.w.x"),
+        (
+            lambda header: [header.pop(name) for name in list(header) if name.startswith("adamw.v.")],
+            "disagree about adamw.v.blocks.0",
+        ),
         (_entry(shape=[6]), "output_head.b has shape [6]"),
         (_entry(shape=[10**15]), "output_head.b has shape"),
         (_entry(shape=None), "output_head.b has shape None"),
@@ -324,12 +380,24 @@ def test_what_cannot_be_saved_is_refused(tmp_path: Path) -> None:
         broken.params["blocks"][0]["mlp"]["b_1"][1] = value
         with pytest.raises(ValueError, match=r"blocks\.0\.mlp\.b_1 must be finite"):
             save_checkpoint(tmp_path / "file", broken)
+        for name in ("m", "v"):
+            broken = small()
+            getattr(broken.moments, name)["output_head"]["b"][1] = value
+            with pytest.raises(ValueError, match=rf"adamw\.{name}\.output_head\.b must be finite"):
+                save_checkpoint(tmp_path / "file", broken)
     half = Checkpoint(config=SMALL, params=init_params(SMALL, seed=0, dtype=np.float16), step=0)
     with pytest.raises(ValueError, match=r"token_embedding\.table must be float32 or float64, got float16"):
         save_checkpoint(tmp_path / "file", half)
     other = dataclasses.replace(small(), config=dataclasses.replace(SMALL, d_ff=4))
     with pytest.raises(TypeError, match="w_1 must have shape"):
         save_checkpoint(tmp_path / "file", other)
+    moments = small().moments
+    assert moments is not None
+    other = dataclasses.replace(small(), moments=dataclasses.replace(moments, v={**moments.v, "output_head": {}}))
+    with pytest.raises(ValueError, match=r"output_head\.\w, which params lack"):
+        save_checkpoint(tmp_path / "file", other)
+    with pytest.raises(ValueError, match="the moments must be those of the step, got 3 and 4"):
+        save_checkpoint(tmp_path / "file", dataclasses.replace(small(), step=4))
     assert os.listdir(tmp_path) == []
 
 

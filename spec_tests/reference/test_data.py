@@ -2,7 +2,7 @@
 
 import subprocess
 import sys
-from itertools import pairwise
+from itertools import combinations, pairwise
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from reference import data
+from reference.config import ModelConfig
 from reference.data import IGNORED, ShuffledSequences, TextWindows
+from reference.parameters import leaves, map_tree
 
 texts = st.binary(min_size=2, max_size=200)
 
@@ -168,6 +170,19 @@ def test_the_least_text(tmp_path_factory: pytest.TempPathFactory, seq: int) -> N
         data.datasets(str(path), seq=seq, batch_size=2, seed=0)
 
 
+def test_a_digest_tells_data_apart(tmp_path: Path) -> None:
+    """Equal data have one digest, whatever their name and their batches; other bytes, or draws, have others."""
+    options = {"seq": 3, "batch_size": 2, "seed": 0}
+    for name, content in (("a", b"to be or not to be" * 9), ("b", b"to be or not to be" * 9), ("c", b"x" * 162)):
+        (tmp_path / name).write_bytes(content)
+    one = data.digest(*data.datasets(str(tmp_path / "a"), **options))
+    assert one == data.digest(*data.datasets(str(tmp_path / "b"), **{**options, "seed": 7, "batch_size": 1}))
+    drawn = [data.datasets("random", **{**options, "seed": seed, "seq": seq}) for seed, seq in ((0, 3), (0, 4), (1, 3))]
+    others = [data.digest(*data.datasets(str(tmp_path / "c"), **options)), *(data.digest(*parts) for parts in drawn)]
+    assert len({one, *others}) == 5
+    assert all(len(digest) == 64 for digest in (one, *others))
+
+
 def test_what_is_no_file_is_refused(tmp_path: Path) -> None:
     """A folder or device is a ValueError, a missing file an OSError; none is read."""
     for source in (str(tmp_path), "/dev/zero"):
@@ -205,10 +220,62 @@ def test_draws_are_pinned() -> None:
     assert [next(uniforms) for _ in range(5)] == expected.tolist()
 
 
+def dropping(rate: float) -> ModelConfig:
+    """Give a config with sizes that differ."""
+    return ModelConfig(vocab=5, d_model=6, n_heads=2, n_layers=2, d_ff=10, max_len=9, dropout=rate)
+
+
+@settings(deadline=None)
+@given(st.integers(0, 2**64), st.integers(0, 10**9), st.integers(1, 3), st.integers(1, 9))
+def test_keep_masks_depend_on_seed_and_step_alone(seed: int, step: int, batch: int, seq: int) -> None:
+    """The masks of a step have the places and shapes that `transformer` asks for, and are the same whenever asked."""
+    tree = data.keep_masks(dropping(0.5), (batch, seq), seed=seed, step=step)
+    block = {"attention": (batch, seq, 6), "mlp_hidden": (batch, seq, 10), "mlp": (batch, seq, 6)}
+    assert map_tree(np.shape, tree) == {"positions": (batch, seq, 6), "blocks": [block, block]}
+    data.keep_masks(dropping(0.5), (batch, seq), seed=seed, step=step + 1)
+    again = dict(leaves(data.keep_masks(dropping(0.5), (batch, seq), seed=seed, step=step)))
+    for path, mask in leaves(tree):
+        assert mask.dtype == bool
+        np.testing.assert_array_equal(mask, again[path])
+
+
+@settings(deadline=None)
+@given(st.integers(0, 2**64), st.integers(0, 10**9), st.sampled_from((0.1, 0.5, 0.9)))
+def test_each_place_is_kept_with_probability_one_minus_rate(seed: int, step: int, rate: float) -> None:
+    """Every mask keeps a share of 1 - rate, each drawn for itself.
+
+    False alarm: by Hoeffding, of n >= 60,000 draws the share is off by 0.02 with probability below 2e-20. Two masks
+    of as many places agree by chance with probability below 0.82**60000.
+    """
+    masks = [mask for _, mask in leaves(data.keep_masks(dropping(rate), (1250, 8), seed=seed, step=step))]
+    for mask in masks:
+        assert abs(mask.mean() - (1 - rate)) < 0.02
+    same_shape = [mask for mask in masks if mask.shape[-1] == 6]
+    for one, other in combinations(same_shape, 2):
+        assert not np.array_equal(one, other)
+    other_step = [mask for _, mask in leaves(data.keep_masks(dropping(rate), (1250, 8), seed=seed, step=step + 1))]
+    assert not any(np.array_equal(one, other) for one, other in zip(masks, other_step, strict=True))
+
+
+def test_keep_masks_are_pinned() -> None:
+    """Positions first, then block by block: uniform numbers of the documented generator, kept from the rate on."""
+    source = np.random.Generator(np.random.PCG64(np.random.SeedSequence(7, spawn_key=(2, 3))))
+    widths = (6, 6, 10, 6, 6, 10, 6)
+    expected = [source.random((2, 4, width)) >= 0.25 for width in widths]
+    tree = data.keep_masks(dropping(0.25), (2, 4), seed=7, step=3)
+    for (_, mask), should in zip(leaves(tree), expected, strict=True):
+        np.testing.assert_array_equal(mask, should)
+
+
+def test_nothing_is_drawn_where_nothing_is_dropped() -> None:
+    """At a rate of 0 there are no masks."""
+    assert data.keep_masks(dropping(0.0), (2, 4), seed=7, step=3) is None
+
+
 def test_neutral_modules_import_no_backend() -> None:
-    """Data, recipe and checkpoint, and the commands' help, need neither torch nor SciPy nor matplotlib."""
+    """Data, recipe, runs and checkpoint, and the commands' help, need neither torch nor SciPy nor matplotlib."""
     code = (
-        "import sys, reference.data, reference.recipe, reference.checkpoint, reference.cli;"
+        "import sys, reference.data, reference.recipe, reference.runs, reference.checkpoint, reference.cli;"
         "heavy = {'torch', 'scipy', 'matplotlib', 'reference.torch', 'reference.numpy'};"
         "print(sorted(heavy & set(sys.modules)))"
     )
