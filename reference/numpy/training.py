@@ -132,9 +132,7 @@ def _updated(
 def _check_finite(step: int, loss: np.ndarray, params: Tree, gradient: Tree) -> None:
     if not math.isfinite(loss):
         raise DivergenceError(step, _first_not_finite(params) or "loss", f"loss {float(loss)}")
-    # In the order of the parameters, which a gradient need not have.
-    by_path = dict(leaves(gradient))
-    if name := _first_not_finite({path: by_path[path] for path, _ in leaves(params)}):
+    if name := _first_not_finite(gradient):
         raise DivergenceError(step, name, "a gradient that is NaN or infinite")
 
 
