@@ -1,5 +1,11 @@
-"""Forward and backward of a MINI-sized step: the NumPy half beside eager PyTorch, in time; and its memory."""
+"""Forward and backward of a MINI-sized step: the NumPy half beside eager PyTorch, in time; and its memory.
 
+`python -m benchmarks.gradients numpy` prints the median seconds of one half, in a process of its own: in one process
+the two libraries' idle threads take the cores from each other.
+"""
+
+import statistics
+import sys
 import tracemalloc
 from collections.abc import Callable
 from dataclasses import replace
@@ -7,11 +13,13 @@ from dataclasses import replace
 import numpy as np
 import torch
 
+from benchmarks.pairs import seconds
 from benchmarks.training import BATCH, CONFIG, SEQ, VOCAB
 from reference.config import ModelConfig
 from reference.numpy.losses import cross_entropy, cross_entropy_vjp
 from reference.numpy.models import backward_from_stream, forward_with_stream
 from reference.parameters import Tree, init_params, leaves
+from reference.shape_checks import unchecked
 from reference.torch import Transformer, load_params
 from reference.torch import cross_entropy as torch_cross_entropy
 
@@ -77,3 +85,11 @@ def formula_bytes(seq: int, *, batch: int = 1) -> int:
     attention = 6 * c.n_heads * batch * seq**2 + 9 * tokens * c.d_model
     mlp = 7 * tokens * c.d_ff + 3 * tokens * c.d_model
     return FLOAT.itemsize * (stream + count + max(attention, mlp))
+
+
+if __name__ == "__main__":
+    work = {"numpy": numpy_step, "torch": torch_step}[sys.argv[1]]()
+    with unchecked():  # as `train` runs it: shapes are checked where a run begins
+        for _ in range(3):
+            work()
+        print(statistics.median(seconds(work) for _ in range(20)))
