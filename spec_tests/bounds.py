@@ -122,7 +122,8 @@ def _cancels_inside_a_gradient(call: Call, given: SimpleNamespace, results: dict
             counted = max((given.targets != given.ignore_index).sum(), 1)
             return cotangent * (1 + _largest(given.logits)) / float(counted)  # p - y
         case "transformer_block" | "transformer":
-            return max(cotangent, *map(_largest, results.values()))  # what vanishes is made of what does not
+            # what vanishes is made of what does not, and of scores whose gradients cancel where one key is all there is
+            return max(cotangent, *map(_largest, results.values())) * _reach_inside_blocks(given)
         case _:
             return 0.0
 
@@ -139,6 +140,30 @@ def _inside_attention(given: SimpleNamespace) -> float:
     of_heads = np.abs(given.cotangent) if w_o is None else np.abs(given.cotangent) @ np.abs(w_o).T
     of_scores = _largest(of_heads.sum(axis=-1)) * _largest(v) * _reach_of_scores(q, k)
     return of_scores * max(1, *map(_largest, (x, keys_from, given.w_q, given.w_k)))
+
+
+def _reach_inside_blocks(given: SimpleNamespace) -> float:
+    """Bound values times queries or keys in any block, by the largest sums that its weights can make."""
+    config, params = given.config, given.params
+
+    def normed(gain_and_bias: Mapping[str, np.ndarray]) -> float:
+        gain = _largest(gain_and_bias["gamma"]) if "gamma" in gain_and_bias else 1.0
+        return config.d_model**0.5 * gain + _largest(gain_and_bias.get("beta"))
+
+    def reach(block: Mapping[str, Any], x: float) -> float:
+        weights = block["attention"]
+        x = normed(block.get("norm_1", {})) if config.norm_placement == "pre" else x
+        q, k, v = (
+            x * np.abs(weights[f"w_{name}"]).sum(axis=0).max() + _largest(weights.get(f"b_{name}")) for name in "qkv"
+        )
+        return float(max(1.0, v) * max(1.0, q, k))
+
+    if hasattr(given, "x"):
+        return reach(params, _largest(given.x))
+    positions = _largest(params["positions"]["table"]) if "positions" in params else 1.0
+    embedded = abs(config.embedding_scale) * _largest(params["token_embedding"]["table"]) + positions
+    largest = max([embedded, *(normed(block.get("norm_2", {})) for block in params["blocks"])])
+    return max([1.0, *(reach(block, largest) for block in params["blocks"])])
 
 
 def _reach_of_scores(q: np.ndarray, k: np.ndarray) -> float:
