@@ -608,8 +608,7 @@ def _go_on(
         def diverged(divergence: DivergenceError) -> Refusal:
             return Refusal(f"{str(divergence).partition(': ')[2]}; {kept()}", exit_code=1)
 
-        def save() -> None:
-            params, moments = latest()
+        def save(params: Tree, moments: Moments) -> None:
             if bad := next((name for name, leaf in leaves(params) if not np.isfinite(leaf).all()), None):
                 raise diverged(DivergenceError(done, bad, "NaN or infinity"))
             with interrupts.shielded():
@@ -617,11 +616,12 @@ def _go_on(
 
         def measure() -> None:
             nonlocal since
-            result = trainer.evaluate(latest()[0], interrupts.watched(validation.evaluation()))
+            params, moments = latest()
+            result = trainer.evaluate(params, interrupts.watched(validation.evaluation()))
             if not math.isfinite(result.loss):
                 raise diverged(DivergenceError(done, "validation loss", f"{result.loss}"))
             folder.log({"step": done, "validation_loss": result.loss, "perplexity": result.perplexity})
-            save()
+            save(params, moments)
             speed = tokens / seconds if seconds else 0.0
             left = (recipe.steps - done) * seconds / max(done - start.step, 1)
             display.evaluated(done, result.loss, result.perplexity, speed, left)
@@ -658,7 +658,7 @@ def _go_on(
                 measure()
             trainer.train(batches, on_step)
         except Stopped:
-            save()
+            save(*latest())
             raise KeyboardInterrupt(f"saved step {done} in {folder.path / CHECKPOINT}") from None
         except KeyboardInterrupt:
             raise KeyboardInterrupt(f"stopped at once; {kept()}") from None

@@ -1,7 +1,7 @@
 """How wrong a prediction is."""
 
 import numpy as np
-from jaxtyping import Float, Integer
+from jaxtyping import Bool, Float, Integer
 
 from reference.numpy._checks import ids_in_range, in_range, no_empty_axis, one_dtype
 
@@ -24,11 +24,8 @@ def cross_entropy(
 
     Source: Shannon 1948; Szegedy et al. 2016, section 7 (smoothing).
     """
-    no_empty_axis("cross_entropy", logits, "vocab")
-    in_range("cross_entropy", "label_smoothing", label_smoothing, 0, 1)
-    counted = targets != ignore_index
+    counted = _counted(logits, targets, ignore_index, label_smoothing)
     logits, targets = logits[counted], targets[counted]
-    ids_in_range("cross_entropy", "targets", targets, logits.shape[-1], "vocab")
     if targets.size == 0:
         return np.zeros((), logits.dtype)
 
@@ -54,12 +51,9 @@ def cross_entropy_vjp(
     Source: Bridle 1990 (the softmax's gradient under this loss).
     """
     one_dtype("cross_entropy_vjp", logits=logits, cotangent=cotangent)
-    no_empty_axis("cross_entropy", logits, "vocab")
-    in_range("cross_entropy", "label_smoothing", label_smoothing, 0, 1)
+    counted = _counted(logits, targets, ignore_index, label_smoothing)
     d_logits = np.zeros_like(logits)
-    counted = targets != ignore_index
     logits, targets = logits[counted], targets[counted]
-    ids_in_range("cross_entropy", "targets", targets, logits.shape[-1], "vocab")
     if targets.size > 0:
         p, y = np.exp(_log_softmax(logits)), _target_distribution(logits, targets, label_smoothing)
         d_logits[counted] = cotangent * (p - y) / targets.size
@@ -81,6 +75,20 @@ def perplexity(total_loss: float, n_tokens: int) -> Float[np.ndarray, ""]:
         raise ValueError(f"perplexity: n_tokens must be at least 1, got {n_tokens}; give a target that counts")
     with np.errstate(over="ignore"):
         return np.asarray(np.exp(np.float64(total_loss) / n_tokens))
+
+
+def _counted(
+    logits: Float[np.ndarray, "*batch vocab"],
+    targets: Integer[np.ndarray, "*batch"],
+    ignore_index: int,
+    label_smoothing: float,
+) -> Bool[np.ndarray, "*batch"]:
+    """Say which targets count, once the inputs are known to be good."""
+    no_empty_axis("cross_entropy", logits, "vocab")
+    in_range("cross_entropy", "label_smoothing", label_smoothing, 0, 1)
+    counted = np.asarray(targets != ignore_index)
+    ids_in_range("cross_entropy", "targets", targets[counted], logits.shape[-1], "vocab")
+    return counted
 
 
 def _target_distribution(

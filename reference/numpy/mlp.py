@@ -139,10 +139,7 @@ def feed_forward(
 
     Source: Vaswani et al. 2017, equation 2.
     """
-    one_dtype("feed_forward", x=x, w_1=w_1, b_1=b_1, w_2=w_2, b_2=b_2)
-    no_empty_axis("feed_forward", x, "seq d_model")
-    no_empty_axis("feed_forward", w_1, "d_model d_ff")
-    in_range("feed_forward", "rate", rate, 0, 1, open_high=True)
+    _check_feed_forward(x, w_1, b_1, w_2, b_2, rate)
     hidden = _activate(affine(x, w_1, b_1), activation)
     if keep is not None:
         hidden = dropout(hidden, keep, rate=rate)
@@ -178,10 +175,8 @@ def feed_forward_vjp(
 
     Source: Vaswani et al. 2017, equation 2, differentiated; Rumelhart et al. 1986.
     """
-    one_dtype("feed_forward_vjp", x=x, w_1=w_1, b_1=b_1, w_2=w_2, b_2=b_2, cotangent=cotangent)
-    no_empty_axis("feed_forward", x, "seq d_model")
-    no_empty_axis("feed_forward", w_1, "d_model d_ff")
-    in_range("feed_forward", "rate", rate, 0, 1, open_high=True)
+    _check_feed_forward(x, w_1, b_1, w_2, b_2, rate)
+    one_dtype("feed_forward_vjp", x=x, cotangent=cotangent)
     hidden, slope = _activate_with_slope(affine(x, w_1, b_1), activation)
     if keep is not None:
         hidden = dropout(hidden, keep, rate=rate)
@@ -190,6 +185,15 @@ def feed_forward_vjp(
         d_hidden = dropout(d_hidden, keep, rate=rate)
     dx, d_w_1, d_b_1 = affine_vjp(d_hidden * slope, x, w_1, b_1)
     return dx, d_w_1, d_b_1, d_w_2, d_b_2
+
+
+def _check_feed_forward(
+    x: np.ndarray, w_1: np.ndarray, b_1: np.ndarray | None, w_2: np.ndarray, b_2: np.ndarray | None, rate: float
+) -> None:
+    one_dtype("feed_forward", x=x, w_1=w_1, b_1=b_1, w_2=w_2, b_2=b_2)
+    no_empty_axis("feed_forward", x, "seq d_model")
+    no_empty_axis("feed_forward", w_1, "d_model d_ff")
+    in_range("feed_forward", "rate", rate, 0, 1, open_high=True)
 
 
 def _activate(x: Float[np.ndarray, "*shape"], activation: Activation) -> Float[np.ndarray, "*shape"]:

@@ -228,9 +228,10 @@ def load_params(module: nn.Module, tree: Tree) -> None:
 
 def export_params(module: nn.Module) -> Tree:
     """Give a module's parameters as a tree of NumPy arrays of its dtype; bfloat16, which NumPy lacks, as float32."""
+    return tree_from_leaves({path: as_array(tensor) for path, tensor in module.state_dict().items()})
 
-    def array(tensor: Tensor) -> np.ndarray:
-        tensor = tensor.detach().cpu()
-        return np.array((tensor.float() if tensor.dtype == torch.bfloat16 else tensor).numpy())
 
-    return tree_from_leaves({path: array(tensor) for path, tensor in module.state_dict().items()})
+def as_array(tensor: Tensor) -> np.ndarray:
+    """Copy a tensor to NumPy, in its dtype; bfloat16, which NumPy lacks, as float32."""
+    tensor = tensor.detach().cpu()
+    return np.array((tensor.float() if tensor.dtype == torch.bfloat16 else tensor).numpy())

@@ -5,7 +5,6 @@ import sys
 from collections.abc import Callable, Generator, Iterable, Mapping
 from contextlib import contextmanager
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -14,7 +13,7 @@ from reference.parameters import Tree, leaves, map_tree, tree_from_leaves
 from reference.recipe import Recipe
 from reference.runs import DivergenceError, Evaluation, Moments, OnStep, Step, check_moments
 from reference.torch.losses import cross_entropy, perplexity
-from reference.torch.models import Transformer, export_params
+from reference.torch.models import Transformer, as_array, export_params
 from reference.torch.optimizers import clip_grad_norm, warmup_cosine
 
 __all__ = ["DivergenceError", "Evaluation", "Moments", "Step", "evaluate", "mode", "train"]
@@ -162,14 +161,9 @@ def _remember(optimizer: torch.optim.AdamW, named: Mapping[str, nn.Parameter], m
 
 def _moments(optimizer: torch.optim.AdamW, named: Mapping[str, nn.Parameter], step: int) -> Moments:
     def tree(key: str) -> Tree:
-        return tree_from_leaves({name: _array(optimizer.state[parameter][key]) for name, parameter in named.items()})
+        return tree_from_leaves({name: as_array(optimizer.state[parameter][key]) for name, parameter in named.items()})
 
     return Moments(step=step, m=tree("exp_avg"), v=tree("exp_avg_sq"))
-
-
-def _array(tensor: Tensor) -> np.ndarray:
-    tensor = tensor.detach().cpu()
-    return np.array((tensor.float() if tensor.dtype == torch.bfloat16 else tensor).numpy())
 
 
 def _tensors(batch: Batch, vocab: int, device: torch.device) -> tuple[Tensor, Tensor]:

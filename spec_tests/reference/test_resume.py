@@ -36,21 +36,7 @@ FILES = ["metrics.jsonl", CHECKPOINT]
 FEW = ("--preset", "tiny", "--steps", "4", "--batch", "4", "--seq", "8", "--eval-every", "2")
 
 
-@pytest.fixture
-def text(tmp_path: Path) -> Path:
-    """Give a file to train on."""
-    (tmp_path / "data").mkdir()
-    path = tmp_path / "data" / "text"
-    path.write_bytes(b"to be or not to be, that is the question. " * 10)
-    return path
-
-
-@pytest.fixture(autouse=True)
-def ctrl_c() -> Iterator[None]:
-    """Let SIGINT mean Ctrl-C, as on a terminal, even where the tests run in the background."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
+pytestmark = pytest.mark.usefixtures("ctrl_c")
 
 
 def begin(out: Path, text: Path, *options: object, backend: str = "numpy") -> Any:

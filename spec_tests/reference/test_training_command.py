@@ -35,21 +35,7 @@ SMALL = ModelConfig(vocab=7, d_model=4, n_heads=2, n_layers=2, d_ff=6, max_len=9
 FEW = ("--preset", "tiny", "--steps", "6", "--batch", "4", "--seq", "8", "--eval-every", "3")
 
 
-@pytest.fixture
-def text(tmp_path: Path) -> Path:
-    """Give a file to train on."""
-    (tmp_path / "data").mkdir()
-    path = tmp_path / "data" / "text"
-    path.write_bytes(b"to be or not to be, that is the question. " * 20)
-    return path
-
-
-@pytest.fixture(autouse=True)
-def ctrl_c() -> Iterator[None]:
-    """Let SIGINT mean Ctrl-C, as on a terminal, even where the tests run in the background."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
+pytestmark = pytest.mark.usefixtures("ctrl_c")
 
 
 def run(*arguments: object) -> Any:
