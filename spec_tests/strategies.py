@@ -33,13 +33,15 @@ GIVEN = object()
 
 
 @st.composite
-def axes(draw: Any, *, batch: bool = True, **fixed: int) -> dict[str, Any]:
+def axes(draw: Any, *, batch: bool = True, batched: bool = False, **fixed: int) -> dict[str, Any]:
     """Draw a size from 1 ... 7 for every axis of the glossary, all different; `batch` is a tuple of none to two.
+
+    `batched` asks for one of them or two, no `batch` for none.
 
     heads_d_k and heads_d_v follow from heads, d_k and d_v; max_len is never less than seq. `fixed` sets some.
     """
     names = [n for n in ("seq", "q_seq", "k_seq", "d_model", "heads", "d_k", "d_v", "d_ff", "vocab") if n not in fixed]
-    kinds = draw(st.integers(0, 2)) if batch else 0
+    kinds = draw(st.integers(int(batched), 2)) if batch else 0
     # seven sizes for more names than seven: q_seq and seq never meet in one signature, nor do vocab and heads
     sizes = draw(st.permutations([size for size in range(1, 8) if size not in fixed.values()]))
     drawn = {name: sizes[i % len(sizes)] for i, name in enumerate(names)}
@@ -301,10 +303,10 @@ _SPECIAL: dict[tuple[str, str], Callable[[tuple[int, ...]], st.SearchStrategy]] 
 }
 
 
-def calls(case: str) -> st.SearchStrategy[Call]:
-    """Draw one call of a component in one of its cases, `layer_norm.std_plus_eps`."""
+def calls(case: str, *, batched: bool = False) -> st.SearchStrategy[Call]:
+    """Draw one call of a component in one of its cases, `layer_norm.std_plus_eps`; with a batch axis if `batched`."""
     component, variant = case.split(".")
-    return _calls(component, CASES[component][variant])
+    return _calls(component, CASES[component][variant], batched=batched)
 
 
 def gradient_calls(case: str) -> st.SearchStrategy[Call]:
@@ -368,8 +370,8 @@ def _decided(w_1: np.ndarray, b_1: np.ndarray, largest: float) -> tuple[np.ndarr
 
 
 @st.composite
-def _calls(draw: Any, component: str, given: dict[str, Any], *, gradient: bool = False) -> Call:
-    sizes = draw(axes())
+def _calls(draw: Any, component: str, given: dict[str, Any], *, gradient: bool = False, batched: bool = False) -> Call:
+    sizes = draw(axes(batched=batched))
     values: dict[str, Any] = {}
     if component in ("transformer_block", "transformer", "parameter_count"):
         scales = MODERATE if gradient else (0.1, 0.25, 0.5)

@@ -55,7 +55,7 @@ def check(
     `subject` is what `transformer-spec check` takes (a file, a dotted module, `"torch_nn"`), which runs in a child
     process that a hang or a crash cannot outlive; or any namespace of functions, which runs in this process, so that
     its hangs are yours. `components` limits what is checked, and so does `properties`, globs of ids. `max_examples`
-    are drawn for each property; 10 unless given, and fewer for whole models. Raises CannotRun where there is nothing
+    are drawn for each property; 16 unless given, and fewer for whole models. Raises CannotRun where there is nothing
     to report.
     """
     components = known_components(components)

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 Event = dict[str, Any]
 
-EXAMPLES = 10
+EXAMPLES = 16
 COMPOSED = {"transformer_block": 2, "transformer": 3}
 """What holds all other components takes as much longer, so by default so many fewer examples are drawn."""
 
