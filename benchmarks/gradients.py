@@ -17,7 +17,7 @@ from benchmarks.pairs import seconds
 from benchmarks.training import BATCH, CONFIG, SEQ, VOCAB
 from reference.config import ModelConfig
 from reference.numpy.losses import cross_entropy, cross_entropy_vjp
-from reference.numpy.models import backward_from_stream, forward_with_stream
+from reference.numpy.models import transformer_and_vjp
 from reference.parameters import Tree, init_params, leaves
 from reference.shape_checks import unchecked
 from reference.torch import Transformer, load_params
@@ -37,10 +37,10 @@ def numpy_step(config: ModelConfig = CONFIG, *, batch: int = BATCH, seq: int = S
     ids, targets = _batch(batch, seq)
 
     def step() -> None:
-        logits, stream = forward_with_stream(ids, params, config)
+        logits, vjp = transformer_and_vjp(ids, params, config)
         cross_entropy(logits, targets)
         (d_logits,) = cross_entropy_vjp(np.ones((), FLOAT), logits, targets)
-        backward_from_stream(d_logits, stream, ids, params, config)
+        vjp(d_logits)
 
     return step
 
@@ -71,20 +71,22 @@ def peak_bytes(seq: int, *, batch: int = 1) -> int:
 
 
 def formula_bytes(seq: int, *, batch: int = 1) -> int:
-    r"""Give what the formula says: the stream, the gradients, and the largest that one half of a block holds.
+    r"""Give what the formula says: what the blocks keep for the way back, and the largest that one half holds besides.
 
-    $$ 4 \left(N d (2 L + 1) + N V + P + \max(c_A H B T^2 + 9 N d, \; c_F N f + 3 N d)\right) $$
+    $$ 4 \left(L \, (8 N d + 2 N f + \tfrac54 H B T^2) + N (d + 2 V) + P
+       + \max(c_A H B T^2 + 6 N d, \; c_F N f + 4 N d)\right) $$
 
-    with N = B T tokens, P parameters, and the arrays that are alive together: c_A = 6 of the size of the attention
-    weights, one of them boolean, and c_F = 7 of the size of the hidden values.
+    with N = B T tokens and P parameters. A block keeps its stream before and halfway, both normed, queries, keys,
+    values and the heads' answers (8 N d), hidden values and slopes (2 N f), the attention weights and, of a byte
+    each, who may attend to whom. The arrays that are alive together at the worst moment are c_A = 4 of the size of
+    the attention weights, and c_F = 4 of the size of the hidden values.
     """
     c = replace(CONFIG, max_len=seq)
-    tokens = batch * seq
+    tokens, d, pairs = batch * seq, c.d_model, c.n_heads * batch * seq**2
     count = sum(leaf.size for _, leaf in leaves(init_params(c, seed=0, dtype=FLOAT)))
-    stream = tokens * c.d_model * (2 * c.n_layers + 1) + tokens * c.vocab
-    attention = 6 * c.n_heads * batch * seq**2 + 9 * tokens * c.d_model
-    mlp = 7 * tokens * c.d_ff + 3 * tokens * c.d_model
-    return FLOAT.itemsize * (stream + count + max(attention, mlp))
+    kept = c.n_layers * (8 * tokens * d + 2 * tokens * c.d_ff + 1.25 * pairs)
+    held = max(4 * pairs + 6 * tokens * d, 4 * tokens * c.d_ff + 4 * tokens * d)
+    return int(FLOAT.itemsize * (kept + tokens * (d + 2 * c.vocab) + count + held))
 
 
 if __name__ == "__main__":

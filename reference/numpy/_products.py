@@ -1,7 +1,13 @@
 """Products with weights that are stored [d_in, d_out], and their gradients."""
 
+from collections.abc import Callable
+from typing import Any
+
 import numpy as np
 from jaxtyping import Float
+
+Vjp = Callable[[np.ndarray], Any]
+"""Gradients as a function of the cotangent, for a call that has been made: it keeps what they need of that call."""
 
 
 def affine(

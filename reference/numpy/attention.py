@@ -1,12 +1,13 @@
 """Attention: each query takes a mean of the values, weighted by how well their keys answer it."""
 
 import math
+from functools import partial
 
 import numpy as np
 from jaxtyping import Bool, Float
 
 from reference.numpy._checks import no_empty_axis, one_dtype
-from reference.numpy._products import affine, affine_vjp
+from reference.numpy._products import Vjp, affine, affine_vjp
 
 
 def softmax(scores: Float[np.ndarray, "*shape"], *, axis: int = -1) -> Float[np.ndarray, "*shape"]:
@@ -314,7 +315,6 @@ def multi_head_attention_vjp(
 
     Source: Vaswani et al. 2017, section 3.2.2, differentiated.
     """
-    _check_heads(x, w_q, w_k, w_v, w_o, b_q, b_k, b_v, b_o, context)
     one_dtype("multi_head_attention_vjp", x=x, cotangent=cotangent)
     width = w_v.shape[-1] if w_o is None else w_o.shape[-1]
     if cotangent.shape[-1] != width:
@@ -322,6 +322,31 @@ def multi_head_attention_vjp(
             f"multi_head_attention_vjp: cotangent must have the shape of the result, which is {width} wide, "
             f"got {cotangent.shape}"
         )
+    _, vjp = multi_head_attention_and_vjp(
+        x, w_q, w_k, w_v, w_o,
+        n_heads=n_heads, b_q=b_q, b_k=b_k, b_v=b_v, b_o=b_o, context=context, mask=mask, causal=causal,
+    )  # fmt: skip
+    return vjp(cotangent)
+
+
+def multi_head_attention_and_vjp(
+    x: Float[np.ndarray, "*batch q_seq d_model"],
+    w_q: Float[np.ndarray, "d_model heads_d_k"],
+    w_k: Float[np.ndarray, "d_model heads_d_k"],
+    w_v: Float[np.ndarray, "d_model heads_d_v"],
+    w_o: Float[np.ndarray, "heads_d_v d_model"] | None,
+    *,
+    n_heads: int,
+    b_q: Float[np.ndarray, "heads_d_k"] | None = None,
+    b_k: Float[np.ndarray, "heads_d_k"] | None = None,
+    b_v: Float[np.ndarray, "heads_d_v"] | None = None,
+    b_o: Float[np.ndarray, "d_model"] | None = None,
+    context: Float[np.ndarray, "*batch k_seq d_model"] | None = None,
+    mask: Bool[np.ndarray, "*#batch q_seq k_seq"] | None = None,
+    causal: bool = False,
+) -> tuple[Float[np.ndarray, "*batch q_seq width"], Vjp]:
+    """Give `multi_head_attention`, and its gradients as a function of the cotangent: q, k, v and weights are kept."""
+    _check_heads(x, w_q, w_k, w_v, w_o, b_q, b_k, b_v, b_o, context)
     source = x if context is None else context
     q = _split_heads(affine(x, w_q, b_q), n_heads)
     k = _split_heads(affine(source, w_k, b_k), n_heads)
@@ -329,12 +354,40 @@ def multi_head_attention_vjp(
     every_head = None if mask is None else mask[..., None, :, :]
     weights = attention_weights(q, k, mask=every_head, causal=causal)
     allowed = _allowed(every_head, causal, weights.shape)
+    side_by_side = _merge_heads(_weighted_sum(weights, v, allowed))
 
+    vjp = partial(
+        _multi_head_attention_vjp, x=x, context=context, w_q=w_q, w_k=w_k, w_v=w_v, w_o=w_o, b_q=b_q, b_k=b_k, b_v=b_v,
+        b_o=b_o, q=q, k=k, v=v, weights=weights, allowed=allowed, side_by_side=side_by_side,
+    )  # fmt: skip
+    return side_by_side if w_o is None else affine(side_by_side, w_o, b_o), vjp
+
+
+def _multi_head_attention_vjp(
+    cotangent: Float[np.ndarray, "*batch q_seq width"],
+    x: Float[np.ndarray, "*batch q_seq d_model"],
+    context: Float[np.ndarray, "*batch k_seq d_model"] | None,
+    w_q: Float[np.ndarray, "d_model heads_d_k"],
+    w_k: Float[np.ndarray, "d_model heads_d_k"],
+    w_v: Float[np.ndarray, "d_model heads_d_v"],
+    w_o: Float[np.ndarray, "heads_d_v d_model"] | None,
+    b_q: Float[np.ndarray, "heads_d_k"] | None,
+    b_k: Float[np.ndarray, "heads_d_k"] | None,
+    b_v: Float[np.ndarray, "heads_d_v"] | None,
+    b_o: Float[np.ndarray, "d_model"] | None,
+    q: Float[np.ndarray, "*batch heads q_seq d_k"],
+    k: Float[np.ndarray, "*batch heads k_seq d_k"],
+    v: Float[np.ndarray, "*batch heads k_seq d_v"],
+    weights: Float[np.ndarray, "*batch heads q_seq k_seq"],
+    allowed: Bool[np.ndarray, "*batch heads q_seq k_seq"],
+    side_by_side: Float[np.ndarray, "*batch q_seq heads_d_v"],
+) -> tuple[np.ndarray | None, ...]:
+    """Give the gradients, from the queries, keys, values and weights of all heads, and their answers."""
+    source = x if context is None else context
     d_side_by_side, d_w_o, d_b_o = cotangent, None, None
     if w_o is not None:
-        side_by_side = _merge_heads(_weighted_sum(weights, v, allowed))
         d_side_by_side, d_w_o, d_b_o = affine_vjp(cotangent, side_by_side, w_o, b_o)
-    d_heads = _split_heads(d_side_by_side, n_heads)
+    d_heads = _split_heads(d_side_by_side, q.shape[-3])
     d_q, d_k, d_v, _ = _attention_vjp(d_heads, weights, q, k, v, allowed, None, None)
     dx, d_w_q, d_b_q = affine_vjp(_merge_heads(d_q), x, w_q, b_q)
     d_source_k, d_w_k, d_b_k = affine_vjp(_merge_heads(d_k), source, w_k, b_k)

@@ -8,8 +8,9 @@ from jaxtyping import Bool, Float
 
 from reference.config import ModelConfig
 from reference.numpy._checks import no_empty_axis, one_dtype
-from reference.numpy.attention import multi_head_attention, multi_head_attention_vjp
-from reference.numpy.mlp import dropout, feed_forward, feed_forward_vjp
+from reference.numpy._products import Vjp
+from reference.numpy.attention import multi_head_attention, multi_head_attention_and_vjp
+from reference.numpy.mlp import dropout, feed_forward, feed_forward_and_vjp
 from reference.numpy.norms import layer_norm, layer_norm_vjp
 from reference.parameters import Tree, block_shapes, check_params
 
@@ -36,8 +37,10 @@ def transformer_block(
     """
     check_params("transformer_block", params, block_shapes(config))
     no_empty_axis("transformer_block", x, "seq d_model")
-    halfway = attention_half(x, params, config, mask=mask, keep=keep)
-    return mlp_half(halfway, params, config, keep=keep)
+    attend = partial(_attend, params=params, config=config, mask=mask, keep=keep)
+    think = partial(_think, params=params, config=config, keep=keep)
+    halfway = _add(attend, x, params.get("norm_1", {}), config)
+    return _add(think, halfway, params.get("norm_2", {}), config)
 
 
 def transformer_block_vjp(
@@ -62,62 +65,34 @@ def transformer_block_vjp(
     check_params("transformer_block", params, block_shapes(config))
     no_empty_axis("transformer_block", x, "seq d_model")
     one_dtype("transformer_block_vjp", x=x, cotangent=cotangent)
-    halfway = attention_half(x, params, config, mask=mask, keep=keep)
-    d_halfway, d_second = mlp_half_vjp(cotangent, halfway, params, config, keep=keep)
-    dx, d_first = attention_half_vjp(d_halfway, x, params, config, mask=mask, keep=keep)
-    return dx, in_the_order_of(params, {**d_first, **d_second})
+    _, vjp = block_and_vjp(x, params, config, mask=mask, keep=keep)
+    return vjp(cotangent)
 
 
-def attention_half(
+def block_and_vjp(
     x: Float[np.ndarray, "*batch seq d_model"],
     params: Tree,
     config: ModelConfig,
     *,
-    mask: Bool[np.ndarray, "*#batch seq seq"] | None,
-    keep: Tree | None,
-) -> Float[np.ndarray, "*batch seq d_model"]:
-    """Add what the tokens tell each other."""
-    attend = partial(_attend, params=params, config=config, mask=mask, keep=keep)
-    return _add(attend, x, params.get("norm_1", {}), config)
+    mask: Bool[np.ndarray, "*#batch seq seq"] | None = None,
+    keep: Tree | None = None,
+) -> tuple[Float[np.ndarray, "*batch seq d_model"], Vjp]:
+    """Give `transformer_block`, and its gradients as a function of the cotangent."""
+    attend = partial(_attend_and_vjp, params=params, config=config, mask=mask, keep=keep)
+    think = partial(_think_and_vjp, params=params, config=config, keep=keep)
+    halfway, attended_vjp = _add_and_vjp(attend, x, params.get("norm_1", {}), config)
+    y, thought_vjp = _add_and_vjp(think, halfway, params.get("norm_2", {}), config)
+
+    return y, partial(_block_vjp, params=params, attended_vjp=attended_vjp, thought_vjp=thought_vjp)
 
 
-def mlp_half(
-    x: Float[np.ndarray, "*batch seq d_model"], params: Tree, config: ModelConfig, *, keep: Tree | None
-) -> Float[np.ndarray, "*batch seq d_model"]:
-    """Add what each token thinks by itself."""
-    think = partial(_think, params=params, config=config, keep=keep)
-    return _add(think, x, params.get("norm_2", {}), config)
-
-
-def attention_half_vjp(
-    cotangent: Float[np.ndarray, "*batch seq d_model"],
-    x: Float[np.ndarray, "*batch seq d_model"],
-    params: Tree,
-    config: ModelConfig,
-    *,
-    mask: Bool[np.ndarray, "*#batch seq seq"] | None,
-    keep: Tree | None,
+def _block_vjp(
+    cotangent: Float[np.ndarray, "*batch seq d_model"], params: Tree, attended_vjp: Vjp, thought_vjp: Vjp
 ) -> tuple[Float[np.ndarray, "*batch seq d_model"], Tree]:
-    """Give the gradients of x, and of the attention and its norm."""
-    attend = partial(_attend, params=params, config=config, mask=mask, keep=keep)
-    attend_vjp = partial(_attend_vjp, params=params, config=config, mask=mask, keep=keep)
-    dx, d_attention, d_norm = _add_vjp(cotangent, attend, attend_vjp, x, params.get("norm_1", {}), config)
-    return dx, {"attention": d_attention, "norm_1": d_norm}
-
-
-def mlp_half_vjp(
-    cotangent: Float[np.ndarray, "*batch seq d_model"],
-    x: Float[np.ndarray, "*batch seq d_model"],
-    params: Tree,
-    config: ModelConfig,
-    *,
-    keep: Tree | None,
-) -> tuple[Float[np.ndarray, "*batch seq d_model"], Tree]:
-    """Give the gradients of x, and of the MLP and its norm."""
-    think = partial(_think, params=params, config=config, keep=keep)
-    think_vjp = partial(_think_vjp, params=params, config=config, keep=keep)
-    dx, d_mlp, d_norm = _add_vjp(cotangent, think, think_vjp, x, params.get("norm_2", {}), config)
-    return dx, {"mlp": d_mlp, "norm_2": d_norm}
+    d_halfway, d_mlp, d_norm_2 = thought_vjp(cotangent)
+    dx, d_attention, d_norm_1 = attended_vjp(d_halfway)
+    gradients = {"attention": d_attention, "norm_1": d_norm_1, "mlp": d_mlp, "norm_2": d_norm_2}
+    return dx, in_the_order_of(params, gradients)
 
 
 def _add(
@@ -132,22 +107,44 @@ def _add(
     return normalise(x + f(x), gain_and_bias, config)
 
 
-def _add_vjp(
+def _add_and_vjp(
+    f_and_vjp: Callable[[np.ndarray], tuple[np.ndarray, Vjp]],
+    x: Float[np.ndarray, "*batch seq d_model"],
+    gain_and_bias: Tree,
+    config: ModelConfig,
+) -> tuple[Float[np.ndarray, "*batch seq d_model"], Vjp]:
+    """Give `_add`, and the gradients of x, of the parameters of f, and of gain and bias."""
+    if config.norm_placement == "pre":
+        added, f_vjp = f_and_vjp(normalise(x, gain_and_bias, config))
+        return x + added, partial(_pre_vjp, f_vjp=f_vjp, x=x, gain_and_bias=gain_and_bias, config=config)
+    added, f_vjp = f_and_vjp(x)
+    total = x + added
+    vjp = partial(_post_vjp, f_vjp=f_vjp, total=total, gain_and_bias=gain_and_bias, config=config)
+    return normalise(total, gain_and_bias, config), vjp
+
+
+def _pre_vjp(
     cotangent: Float[np.ndarray, "*batch seq d_model"],
-    f: Callable[[np.ndarray], np.ndarray],
-    f_vjp: Callable[[np.ndarray, np.ndarray], tuple[np.ndarray, Tree]],
+    f_vjp: Vjp,
     x: Float[np.ndarray, "*batch seq d_model"],
     gain_and_bias: Tree,
     config: ModelConfig,
 ) -> tuple[Float[np.ndarray, "*batch seq d_model"], Tree, Tree]:
-    """Give the gradients of x, of the parameters of f, and of gain and bias."""
-    if config.norm_placement == "pre":
-        d_normed, d_f = f_vjp(cotangent, normalise(x, gain_and_bias, config))
-        dx, d_norm = normalise_vjp(d_normed, x, gain_and_bias, config)
-        return cotangent + dx, d_f, d_norm
-    d_sum, d_norm = normalise_vjp(cotangent, x + f(x), gain_and_bias, config)
-    dx, d_f = f_vjp(d_sum, x)
-    return d_sum + dx, d_f, d_norm
+    d_normed, d_f = f_vjp(cotangent)
+    dx, d_norm = normalise_vjp(d_normed, x, gain_and_bias, config)
+    return cotangent + dx, d_f, d_norm
+
+
+def _post_vjp(
+    cotangent: Float[np.ndarray, "*batch seq d_model"],
+    f_vjp: Vjp,
+    total: Float[np.ndarray, "*batch seq d_model"],
+    gain_and_bias: Tree,
+    config: ModelConfig,
+) -> tuple[Float[np.ndarray, "*batch seq d_model"], Tree, Tree]:
+    d_total, d_norm = normalise_vjp(cotangent, total, gain_and_bias, config)
+    dx, d_f = f_vjp(d_total)
+    return d_total + dx, d_f, d_norm
 
 
 def _attend(
@@ -162,24 +159,34 @@ def _attend(
     return y if keep is None else dropout(y, keep["attention"], rate=config.dropout)
 
 
-def _attend_vjp(
-    cotangent: Float[np.ndarray, "*batch seq d_model"],
+def _attend_and_vjp(
     x: Float[np.ndarray, "*batch seq d_model"],
     params: Tree,
     config: ModelConfig,
     mask: Bool[np.ndarray, "*#batch seq seq"] | None,
     keep: Tree | None,
+) -> tuple[Float[np.ndarray, "*batch seq d_model"], Vjp]:
+    weights: Tree = {"w_o": None, **params["attention"]}
+    y, attention_vjp = multi_head_attention_and_vjp(
+        x, **weights, n_heads=config.n_heads, mask=mask, causal=config.causal
+    )
+
+    vjp = partial(_attend_vjp, attention_vjp=attention_vjp, params=params, config=config, keep=keep)
+    return y if keep is None else dropout(y, keep["attention"], rate=config.dropout), vjp
+
+
+def _attend_vjp(
+    cotangent: Float[np.ndarray, "*batch seq d_model"],
+    attention_vjp: Vjp,
+    params: Tree,
+    config: ModelConfig,
+    keep: Tree | None,
 ) -> tuple[Float[np.ndarray, "*batch seq d_model"], Tree]:
     if keep is not None:
         cotangent = dropout(cotangent, keep["attention"], rate=config.dropout)
-    weights: Tree = {"w_o": None, **params["attention"]}
-    dx, d_w_q, d_w_k, d_w_v, d_w_o, d_b_q, d_b_k, d_b_v, d_b_o, _ = multi_head_attention_vjp(
-        cotangent, x, **weights, n_heads=config.n_heads, mask=mask, causal=config.causal
-    )
-    gradients: Tree = {
-        "w_q": d_w_q, "w_k": d_w_k, "w_v": d_w_v, "w_o": d_w_o, "b_q": d_b_q, "b_k": d_b_k, "b_v": d_b_v, "b_o": d_b_o,
-    }  # fmt: skip
-    return dx, in_the_order_of(params["attention"], gradients)
+    dx, *d_weights, _ = attention_vjp(cotangent)
+    names = ("w_q", "w_k", "w_v", "w_o", "b_q", "b_k", "b_v", "b_o")
+    return dx, in_the_order_of(params["attention"], dict(zip(names, d_weights, strict=True)))
 
 
 def _think(
@@ -190,21 +197,27 @@ def _think(
     return y if keep is None else dropout(y, keep["mlp"], rate=config.dropout)
 
 
+def _think_and_vjp(
+    x: Float[np.ndarray, "*batch seq d_model"], params: Tree, config: ModelConfig, keep: Tree | None
+) -> tuple[Float[np.ndarray, "*batch seq d_model"], Vjp]:
+    hidden: Tree = {} if keep is None else {"keep": keep["mlp_hidden"], "rate": config.dropout}
+    y, mlp_vjp = feed_forward_and_vjp(x, **params["mlp"], activation=config.activation, **hidden)
+
+    vjp = partial(_think_vjp, mlp_vjp=mlp_vjp, params=params, config=config, keep=keep)
+    return y if keep is None else dropout(y, keep["mlp"], rate=config.dropout), vjp
+
+
 def _think_vjp(
     cotangent: Float[np.ndarray, "*batch seq d_model"],
-    x: Float[np.ndarray, "*batch seq d_model"],
+    mlp_vjp: Vjp,
     params: Tree,
     config: ModelConfig,
     keep: Tree | None,
 ) -> tuple[Float[np.ndarray, "*batch seq d_model"], Tree]:
-    hidden: Tree = {}
     if keep is not None:
         cotangent = dropout(cotangent, keep["mlp"], rate=config.dropout)
-        hidden = {"keep": keep["mlp_hidden"], "rate": config.dropout}
-    dx, d_w_1, d_b_1, d_w_2, d_b_2 = feed_forward_vjp(
-        cotangent, x, **params["mlp"], activation=config.activation, **hidden
-    )
-    return dx, in_the_order_of(params["mlp"], {"w_1": d_w_1, "b_1": d_b_1, "w_2": d_w_2, "b_2": d_b_2})
+    dx, *d_weights = mlp_vjp(cotangent)
+    return dx, in_the_order_of(params["mlp"], dict(zip(("w_1", "b_1", "w_2", "b_2"), d_weights, strict=True)))
 
 
 def normalise(

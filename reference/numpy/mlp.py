@@ -1,6 +1,7 @@
 """The feed-forward network: what each token computes by itself."""
 
 import math
+from functools import partial
 from typing import Literal
 
 import numpy as np
@@ -8,7 +9,7 @@ from jaxtyping import Bool, Float
 
 from reference.config import ACTIVATIONS, Activation
 from reference.numpy._checks import in_range, no_empty_axis, one_dtype
-from reference.numpy._products import affine, affine_vjp
+from reference.numpy._products import Vjp, affine, affine_vjp
 
 
 def relu(x: Float[np.ndarray, "*shape"]) -> Float[np.ndarray, "*shape"]:
@@ -175,14 +176,44 @@ def feed_forward_vjp(
 
     Source: Vaswani et al. 2017, equation 2, differentiated; Rumelhart et al. 1986.
     """
-    _check_feed_forward(x, w_1, b_1, w_2, b_2, rate)
     one_dtype("feed_forward_vjp", x=x, cotangent=cotangent)
+    _, vjp = feed_forward_and_vjp(x, w_1, b_1, w_2, b_2, activation=activation, keep=keep, rate=rate)
+    return vjp(cotangent)
+
+
+def feed_forward_and_vjp(
+    x: Float[np.ndarray, "*batch seq d_model"],
+    w_1: Float[np.ndarray, "d_model d_ff"],
+    b_1: Float[np.ndarray, "d_ff"] | None,
+    w_2: Float[np.ndarray, "d_ff d_model"],
+    b_2: Float[np.ndarray, "d_model"] | None,
+    *,
+    activation: Activation = "gelu",
+    keep: Bool[np.ndarray, "*batch seq d_ff"] | None = None,
+    rate: float = 0.0,
+) -> tuple[Float[np.ndarray, "*batch seq d_model"], Vjp]:
+    """Give `feed_forward`, and its gradients as a function of the cotangent: hidden values and slopes are kept."""
+    _check_feed_forward(x, w_1, b_1, w_2, b_2, rate)
     hidden, slope = _activate_with_slope(affine(x, w_1, b_1), activation)
     if keep is not None:
-        hidden = dropout(hidden, keep, rate=rate)
+        hidden, slope = dropout(hidden, keep, rate=rate), dropout(slope, keep, rate=rate)
+
+    vjp = partial(_feed_forward_vjp, x=x, w_1=w_1, b_1=b_1, w_2=w_2, b_2=b_2, hidden=hidden, slope=slope)
+    return affine(hidden, w_2, b_2), vjp
+
+
+def _feed_forward_vjp(
+    cotangent: Float[np.ndarray, "*batch seq d_model"],
+    x: Float[np.ndarray, "*batch seq d_model"],
+    w_1: Float[np.ndarray, "d_model d_ff"],
+    b_1: Float[np.ndarray, "d_ff"] | None,
+    w_2: Float[np.ndarray, "d_ff d_model"],
+    b_2: Float[np.ndarray, "d_model"] | None,
+    hidden: Float[np.ndarray, "*batch seq d_ff"],
+    slope: Float[np.ndarray, "*batch seq d_ff"],
+) -> tuple[np.ndarray, np.ndarray, np.ndarray | None, np.ndarray, np.ndarray | None]:
+    """Give the gradients, from the hidden values and the slopes that led to them."""
     d_hidden, d_w_2, d_b_2 = affine_vjp(cotangent, hidden, w_2, b_2)
-    if keep is not None:
-        d_hidden = dropout(d_hidden, keep, rate=rate)
     dx, d_w_1, d_b_1 = affine_vjp(d_hidden * slope, x, w_1, b_1)
     return dx, d_w_1, d_b_1, d_w_2, d_b_2
 

@@ -1,21 +1,14 @@
 """The whole model: ids -> vectors -> positions -> blocks -> scores of the next token."""
 
+from functools import partial
+
 import numpy as np
 from jaxtyping import Bool, Float, Integer
 
 from reference.config import Learned, ModelConfig, Sinusoidal
 from reference.numpy._checks import no_empty_axis, one_dtype
-from reference.numpy._products import affine, affine_vjp
-from reference.numpy.blocks import (
-    attention_half,
-    attention_half_vjp,
-    in_the_order_of,
-    mlp_half,
-    mlp_half_vjp,
-    normalise,
-    normalise_vjp,
-    transformer_block,
-)
+from reference.numpy._products import Vjp, affine, affine_vjp
+from reference.numpy.blocks import block_and_vjp, in_the_order_of, normalise, normalise_vjp, transformer_block
 from reference.numpy.embeddings import token_embedding, token_embedding_vjp
 from reference.numpy.mlp import dropout
 from reference.numpy.positions import add_positions, add_positions_vjp, sinusoidal_positions
@@ -108,50 +101,53 @@ def transformer_vjp(
     Source: Vaswani et al. 2017, section 3, differentiated; Press & Wolf 2017, section 3 (tied tables).
     """
     one_dtype("transformer_vjp", table=params["token_embedding"]["table"], cotangent=cotangent)
-    _, stream = forward_with_stream(ids, params, config, mask=mask, keep=keep)
-    return (backward_from_stream(cotangent, stream, ids, params, config, mask=mask, keep=keep),)
+    _, vjp = transformer_and_vjp(ids, params, config, mask=mask, keep=keep)
+    return (vjp(cotangent),)
 
 
-def forward_with_stream(
+def transformer_and_vjp(
     ids: Integer[np.ndarray, "*batch seq"],
     params: Tree,
     config: ModelConfig,
     *,
     mask: Bool[np.ndarray, "*#batch seq seq"] | None = None,
     keep: Tree | None = None,
-) -> tuple[Float[np.ndarray, "*batch seq vocab"], list[np.ndarray]]:
-    """Give the logits, and the stream before, halfway through and after each block: all that the way back needs."""
+) -> tuple[Float[np.ndarray, "*batch seq vocab"], Vjp]:
+    """Give the logits, and the gradient of the parameters as a function of the cotangent: each block keeps its own."""
     _check(ids, params, config)
-    stream = [_embed(ids, params, config, keep)]
+    x = embedded = _embed(ids, params, config, keep)
+    block_vjps: list[Vjp] = []
     for index, block in enumerate(params["blocks"]):
-        stream.append(attention_half(stream[-1], block, config, mask=mask, keep=_of_block(keep, index)))
-        stream.append(mlp_half(stream[-1], block, config, keep=_of_block(keep, index)))
-    return _predict(stream[-1], params, config), stream
+        x, block_vjp = block_and_vjp(x, block, config, mask=mask, keep=_of_block(keep, index))
+        block_vjps.append(block_vjp)
+    vjp = partial(
+        _transformer_vjp, ids=ids, params=params, config=config, keep=keep,
+        embedded=embedded, block_vjps=block_vjps, last=x,
+    )  # fmt: skip
+    return _predict(x, params, config), vjp
 
 
-def backward_from_stream(
+def _transformer_vjp(
     cotangent: Float[np.ndarray, "*batch seq vocab"],
-    stream: list[np.ndarray],
     ids: Integer[np.ndarray, "*batch seq"],
     params: Tree,
     config: ModelConfig,
-    *,
-    mask: Bool[np.ndarray, "*#batch seq seq"] | None = None,
-    keep: Tree | None = None,
+    keep: Tree | None,
+    embedded: Float[np.ndarray, "*batch seq d_model"],
+    block_vjps: list[Vjp],
+    last: Float[np.ndarray, "*batch seq d_model"],
 ) -> Tree:
-    """Give the gradient of the parameters, from the stream that `forward_with_stream` gave."""
-    dx, d_table, gradients = _predict_vjp(cotangent, stream[-1], params, config)
+    """Give the gradient, from the stream's two ends and what each block makes of a gradient."""
+    dx, d_table, gradients = _predict_vjp(cotangent, last, params, config)
     d_blocks: list[Tree] = []
-    for index, block in reversed(list(enumerate(params["blocks"]))):
-        before, halfway = stream[2 * index], stream[2 * index + 1]
-        dx, d_second = mlp_half_vjp(dx, halfway, block, config, keep=_of_block(keep, index))
-        dx, d_first = attention_half_vjp(dx, before, block, config, mask=mask, keep=_of_block(keep, index))
-        d_blocks.insert(0, in_the_order_of(block, {**d_first, **d_second}))
+    for block_vjp in reversed(block_vjps):
+        dx, d_block = block_vjp(dx)
+        d_blocks.insert(0, d_block)
     gradients["blocks"] = d_blocks
     if keep is not None:
         dx = dropout(dx, keep["positions"], rate=config.dropout)
     if isinstance(config.positions, Learned):
-        dx, d_positions = add_positions_vjp(dx, stream[0], params["positions"]["table"])
+        dx, d_positions = add_positions_vjp(dx, embedded, params["positions"]["table"])
         gradients["positions"] = {"table": d_positions}
     (d_embedding,) = token_embedding_vjp(dx, ids, params["token_embedding"]["table"], scale=config.embedding_scale)
     gradients["token_embedding"] = {"table": d_embedding if d_table is None else d_embedding + d_table}

@@ -13,7 +13,7 @@ from reference import data
 from reference.config import ModelConfig
 from reference.data import IGNORED, Batch
 from reference.numpy.losses import cross_entropy, cross_entropy_vjp, perplexity
-from reference.numpy.models import backward_from_stream, forward_with_stream, transformer
+from reference.numpy.models import transformer, transformer_and_vjp
 from reference.numpy.optimizers import adamw_step, clip_grad_norm, warmup_cosine
 from reference.parameters import Tree, check_params, leaves, map_tree, parameter_shapes
 from reference.recipe import Recipe
@@ -38,10 +38,10 @@ def loss_and_gradient(
     Source: Rumelhart, Hinton & Williams 1986 (back-propagation).
     """
     ids, targets = batch
-    logits, stream = forward_with_stream(ids, params, config, keep=keep)
+    logits, vjp = transformer_and_vjp(ids, params, config, keep=keep)
     loss = cross_entropy(logits, targets, ignore_index=IGNORED)
     (cotangent,) = cross_entropy_vjp(np.ones_like(loss), logits, targets, ignore_index=IGNORED)
-    return loss, backward_from_stream(cotangent, stream, ids, params, config, keep=keep)
+    return loss, vjp(cotangent)
 
 
 def train(

@@ -41,7 +41,7 @@ MORE_AXES = {"width": "the result of multi_head_attention: d_model wide, or head
 LOOPS = {
     r"^\(": "over options that are checked alike, written out",
     r"\.(items|values)\(\)$|^leaves\(\w+\)$": "over named arrays: the parts of a call, the leaves of a tree",
-    r"\bblocks\b": "over the blocks, which are one after the other by their nature",
+    r"\bblocks\b|\bblock_vjps\b": "over the blocks, which are one after the other by their nature",
     r"\.shape\b|^enumerate\(shape\)$": "over the axes of a shape",
     r"^params$": "over the names in a tree of parameters",
     r"^ids$": "over the ids of a prompt, to name one that is unknown",
