@@ -1,7 +1,7 @@
 """How a property judges: comparisons that say what was got, what it should be, and where they part."""
 
 import unittest
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -41,6 +41,10 @@ def _short(value: Any) -> str:
     return np.array2string(value, threshold=40, precision=8).replace("\n", "\n       ")
 
 
+observers: list[Callable[[float], None]] = []
+"""Who wants to know of each comparison how large its error is, as a share of the bound."""
+
+
 def close(got: Any, should: Any, *, within: Any, what: str = "the result") -> None:
     """Check |got - should| <= within, element by element; equal infinities and equal NaNs agree.
 
@@ -56,6 +60,9 @@ def close(got: Any, should: Any, *, within: Any, what: str = "the result") -> No
     with np.errstate(invalid="ignore", over="ignore"):
         error = np.where(same, 0.0, np.abs(got64 - should64))
     error = np.where(np.isnan(error), np.inf, error)
+    for observe in observers:
+        if np.any(bounded := np.asarray(within) > 0):
+            observe(float(np.where(bounded, error / np.where(bounded, within, 1.0), 0.0).max()))
     wrong = error > within
     if not wrong.any():
         return

@@ -3,13 +3,12 @@
 import fnmatch
 import importlib
 import pkgutil
-import unittest
 
 import pytest
-from hypothesis import HealthCheck, Phase, Verbosity, settings
 
 import spec_tests.meta
 from spec_tests.meta.faults import Fault
+from spec_tests.search import fails
 from spec_tests.spec import Property, all_properties
 
 FAULTS: list[Fault] = [
@@ -19,16 +18,7 @@ FAULTS: list[Fault] = [
     for fault in importlib.import_module(f"spec_tests.meta.{module.name}").FAULTS
 ]
 
-# Many examples, no shrinking: a fault must be found, not explained.
-FEW, MORE = 5, 4
-SEARCH = {
-    "deadline": None,
-    "database": None,
-    "phases": (Phase.explicit, Phase.generate),
-    "suppress_health_check": list(HealthCheck),
-    "print_blob": False,
-    "verbosity": Verbosity.quiet,
-}
+FEW = 5
 
 
 def name_of(a_property: Property) -> str:
@@ -60,22 +50,5 @@ def test_every_property_has_a_fault_that_it_catches() -> None:
 
 def _one_fails(candidates: list[Property], fault: Fault) -> bool:
     """Say whether one of the properties fails: first by a few examples of each, for many of one may be in vain."""
-    return any(_fails(p, fault, at_most) for at_most in (FEW, None) for p in candidates)
-
-
-def _fails(a_property: Property, fault: Fault, at_most: int | None) -> bool:
-    function = a_property.function
-    own = getattr(function, "_hypothesis_internal_use_settings", None)
-    if own is not None:
-        examples = at_most or MORE * own.max_examples
-        function._hypothesis_internal_use_settings = settings(own, max_examples=examples, **SEARCH)
-    try:
-        a_property.run(fault.subject())
-    except unittest.SkipTest:
-        return False
-    except AssertionError:  # a judge.Mismatch is one
-        return True
-    finally:
-        if own is not None:
-            function._hypothesis_internal_use_settings = own
-    return False
+    subject = fault.subject()
+    return any(fails(p, subject, examples=n) for n in (FEW, None) for p in candidates)
