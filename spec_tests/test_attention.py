@@ -568,6 +568,24 @@ def test_options_mean_what_they_mean_for_the_weights(subject, a, data, scale):
 
 
 @states("scaled_dot_product_attention")
+@given(a=attentions(scales=(0.125, 0.25)), times=st.sampled_from((0.5, 2.0, 3.0)))
+def test_a_scale_does_what_larger_queries_do(subject, a, times):
+    """A `scale` of 2 / sqrt(d_k) gives the output that queries twice as large get without one."""
+    scaled = subject.scaled_dot_product_attention(*a, scale=times / math.sqrt(a.q.shape[-1]))
+    larger = subject.scaled_dot_product_attention(times * a.q, a.k, a.v)
+    close(scaled, larger, within=4 * rounding(subject, a))
+
+
+@states("scaled_dot_product_attention")
+@given(a=attentions())
+def test_where_the_numbers_lie_in_memory_has_no_meaning(subject, a):
+    """Transposed views of queries, keys and values give what contiguous arrays of the same numbers give."""
+    views = (np.ascontiguousarray(array.swapaxes(-1, -2)).swapaxes(-1, -2) for array in a)
+    out = subject.scaled_dot_product_attention(*views)
+    close(out, subject.scaled_dot_product_attention(*a), within=rounding(subject, a))
+
+
+@states("scaled_dot_product_attention")
 @given(a=attentions(scales=EXACT))
 def test_constant_values_come_back(subject, a):
     """Where all values are the same, every query gets that value."""
@@ -703,6 +721,19 @@ def test_a_masked_key_has_no_influence_at_scores_of_1e5(subject, a, data):
 
 
 @states("scaled_dot_product_attention")
+@given(a=attentions(), data=st.data())
+def test_a_masked_key_has_no_influence_where_all_visible_scores_are_minus_20000(subject, a, data):
+    """What is hidden is not merely given a low score: those of all visible keys may be lower still."""
+    hidden, mask = data.draw(hidden_keys(a))
+    c = math.sqrt(20_000 / math.sqrt(a.k.shape[-1]))
+    q, k = np.full(a.q.shape, c), np.where(hidden[:, None], c, np.full(a.k.shape, -c))
+    v = np.where(hidden[:, None], 1e3, np.broadcast_to(a.v[..., :1, :], a.v.shape))
+    out = subject.scaled_dot_product_attention(q, k, v, mask=mask)
+    should = np.broadcast_to(a.v[..., :1, :], out.shape)
+    close(out, should, within=8 * subject.eps * a.k.shape[-2] * np.abs(should))
+
+
+@states("scaled_dot_product_attention")
 @given(a=attentions(), data=st.data(), junk=st.sampled_from((np.nan, np.inf, -np.inf)))
 def test_a_masked_key_and_its_value_may_be_nan(subject, a, data, junk):
     """What is hidden has no influence even if it is NaN or infinite."""
@@ -805,6 +836,17 @@ def test_the_last_queries_alone_get_the_end_of_the_causal_result(subject, a, dat
     close(alone, whole[..., -n:, :], within=rounding(subject, a._replace(q=q)))
 
 
+@states("scaled_dot_product_attention")
+@given(a=attentions(longest="k_seq"), data=st.data())
+def test_a_key_is_hidden_by_the_mask_or_by_its_place(subject, a, data):
+    """With a mask and `causal`, a query gets what it gets with one mask of what both allow."""
+    mask = data.draw(truths(a.allowed_shape))
+    mask[..., 0] = True  # the first key, which every query may see
+    both = subject.scaled_dot_product_attention(*a, mask=mask, causal=True)
+    one = subject.scaled_dot_product_attention(*a, mask=mask & causally_allowed(*a.allowed_shape[-2:]))
+    close(both, one, within=rounding(subject, a))
+
+
 # ------------------------------------------------------------------------------------------------------ self_attention
 
 
@@ -848,6 +890,25 @@ def test_it_is_attention_between_projections_of_the_same_tokens(subject, h):
     """Queries, keys and values are x w_q, x w_k and x w_v, in this order."""
     should = subject.scaled_dot_product_attention(*h.projected)
     close(subject.self_attention(*h), should, within=rounding_of_head(subject, h))
+
+
+@states("self_attention")
+@given(h=one_heads())
+def test_repeated_projections_score_root_2_times_as_much(subject, h):
+    """With the columns of w_q and w_k repeated side by side the outputs are those of a w_q sqrt(2) times as large."""
+    repeated = h._replace(w_q=np.concatenate([h.w_q, h.w_q], axis=-1), w_k=np.concatenate([h.w_k, h.w_k], axis=-1))
+    scaled = subject.self_attention(*h._replace(w_q=math.sqrt(2) * h.w_q))
+    close(subject.self_attention(*repeated), scaled, within=4 * rounding_of_head(subject, h))
+
+
+@states("self_attention")
+@given(h=one_heads(), data=st.data())
+def test_channels_that_no_projection_reads_change_nothing(subject, h, data):
+    """Tokens may be wider by channels whose weights are 0: scores are divided by the root of d_k, not of d_model."""
+    more = data.draw(numbers((*h.x.shape[:-1], 3), scales=MODERATE))
+    wider = (np.concatenate([w, np.zeros((3, w.shape[1]))]) for w in h[1:])
+    out = subject.self_attention(np.concatenate([h.x, more], axis=-1), *wider)
+    close(out, subject.self_attention(*h), within=2 * rounding_of_head(subject, h))
 
 
 @states("self_attention")
@@ -924,6 +985,39 @@ def test_a_token_that_may_see_nothing_gets_zeros(subject, h, data):
     mask[..., t, :] = False
     out = subject.self_attention(*h, mask=mask)[..., t, :]
     equal(out, np.zeros(out.shape), what="the output of the masked token")
+
+
+def far_below_zero(visible, w_q, *, n_heads=1):
+    """Give tokens, all visible ones alike, and w_q and w_k that make their scores -20,000.
+
+    A hidden token is the opposite; its score would be 20,000. A visible token gets the value of its like.
+    """
+    d_k = w_q.shape[1] // n_heads
+    c = math.sqrt(20_000 / math.sqrt(d_k))
+    tokens = np.where(visible, c, -c)[..., None] * np.ones(len(w_q))
+    w_q = np.full(w_q.shape, 1 / len(w_q))
+    return tokens, w_q, -w_q
+
+
+@states("self_attention")
+@given(h=one_heads())
+def test_tokens_that_are_alike_keep_their_value_at_scores_of_20000(subject, h):
+    """Large scores do not overflow: where all tokens are the same, each gets that token times w_v."""
+    tokens, w_q, _ = far_below_zero(np.ones(h.x.shape[:-1], bool), h.w_q)
+    out = subject.self_attention(tokens, w_q, w_q, h.w_v)
+    close(out, tokens @ h.w_v, within=16 * subject.eps * (out.shape[-2] + len(h.w_v)) * (tokens @ np.abs(h.w_v)).max())
+
+
+@states("self_attention")
+@given(h=one_heads(), data=st.data())
+def test_hidden_tokens_have_no_part_where_all_visible_scores_are_minus_20000(subject, h, data):
+    """What is masked is not merely given a low score: it has no part where all visible scores are lower still."""
+    visible = data.draw(masks(h.x.shape[:-1]))
+    tokens, w_q, w_k = far_below_zero(visible, h.w_q)
+    mask = np.broadcast_to(visible[..., None, :], (*visible.shape, visible.shape[-1]))
+    out = subject.self_attention(tokens, w_q, w_k, h.w_v, mask=mask)
+    within = 16 * subject.eps * (visible.shape[-1] + len(h.w_v)) * (np.abs(tokens) @ np.abs(h.w_v)).max()
+    close(out, np.abs(tokens) @ h.w_v, within=within)
 
 
 @states("self_attention")
@@ -1048,6 +1142,31 @@ def test_a_head_reads_its_own_columns(subject, h):
 def test_heads_may_be_narrower_or_wider_than_the_stream(subject, h):
     """The heads' width need not be d_model, nor d_v be d_k: head h still has its own columns."""
     _heads_stand_side_by_side(subject, h)
+
+
+@states("multi_head_attention")
+@given(h=several_heads(w_o=False))
+def test_heads_repeated_within_score_root_2_times_as_much(subject, h):
+    """With each head's queries, keys and values repeated side by side the outputs are those of a sqrt(2) w_q."""
+
+    def repeated(w):  # a stream of [x, x], of which each copy fills one half of every head
+        by_head = w.reshape(len(w), h.n_heads, -1)
+        return np.einsum("ab,inj->ainbj", np.eye(2), by_head).reshape(2 * w.shape[0], 2 * w.shape[1])
+
+    twice = Heads(np.concatenate([h.x, h.x], axis=-1), *map(repeated, (h.w_q, h.w_k, h.w_v)), None, h.n_heads)
+    halves = attend(subject, twice).reshape(*h.x.shape[:-1], h.n_heads, 2, -1)
+    scaled = attend(subject, h._replace(w_q=math.sqrt(2) * h.w_q)).reshape(*h.x.shape[:-1], h.n_heads, 1, -1)
+    close(halves, np.broadcast_to(scaled, halves.shape), within=4 * rounding_of_heads(subject, twice))
+
+
+@states("multi_head_attention")
+@given(h=several_heads(w_o=False, own_widths=True), data=st.data())
+def test_channels_that_no_head_reads_change_nothing(subject, h, data):
+    """Tokens may be wider by channels whose weights are 0: scores are divided by the root of d_k, not of d_model."""
+    more = data.draw(numbers((*h.x.shape[:-1], 3), scales=MODERATE))
+    wider = (np.concatenate([w, np.zeros((3, w.shape[1]))]) for w in (h.w_q, h.w_k, h.w_v))
+    out = attend(subject, Heads(np.concatenate([h.x, more], axis=-1), *wider, None, h.n_heads))
+    close(out, attend(subject, h), within=2 * rounding_of_heads(subject, h))
 
 
 @states("multi_head_attention")
@@ -1244,6 +1363,27 @@ def test_a_query_with_nothing_to_attend_to_gets_the_output_bias_alone(subject, h
 
 
 @states("multi_head_attention")
+@given(h=several_heads(w_o=False))
+def test_tokens_that_are_alike_keep_their_values_at_scores_of_20000_in_every_head(subject, h):
+    """Large scores overflow in no head: where all tokens are the same, each gets that token times w_v."""
+    tokens, w_q, _ = far_below_zero(np.ones(h.x.shape[:-1], bool), h.w_q, n_heads=h.n_heads)
+    out = attend(subject, h._replace(x=tokens, w_q=w_q, w_k=w_q))
+    close(out, tokens @ h.w_v, within=16 * subject.eps * (out.shape[-2] + len(h.w_v)) * (tokens @ np.abs(h.w_v)).max())
+
+
+@states("multi_head_attention")
+@given(h=several_heads(w_o=False), data=st.data())
+def test_hidden_tokens_have_no_part_in_any_head_where_all_visible_scores_are_minus_20000(subject, h, data):
+    """What is masked has no part in any head, even where all visible scores are far below zero."""
+    visible = data.draw(masks(h.x.shape[:-1]))
+    tokens, w_q, w_k = far_below_zero(visible, h.w_q, n_heads=h.n_heads)
+    mask = np.broadcast_to(visible[..., None, :], (*visible.shape, visible.shape[-1]))
+    out = attend(subject, h._replace(x=tokens, w_q=w_q, w_k=w_k), mask=mask)
+    within = 16 * subject.eps * (visible.shape[-1] + len(h.w_v)) * (np.abs(tokens) @ np.abs(h.w_v)).max()
+    close(out, np.abs(tokens) @ h.w_v, within=within)
+
+
+@states("multi_head_attention")
 @given(h=several_heads(), data=st.data())
 def test_later_tokens_leave_earlier_causal_outputs_unchanged(subject, h, data):
     """Under a causal mask nothing from token t on reaches an output before t, through any head."""
@@ -1253,6 +1393,15 @@ def test_later_tokens_leave_earlier_causal_outputs_unchanged(subject, h, data):
     before = attend(subject, h, causal=True)[..., :t, :]
     after = attend(subject, h._replace(x=x), causal=True)[..., :t, :]
     close(after, before, within=rounding_of_heads(subject, h))
+
+
+@states("multi_head_attention")
+@given(h=several_heads(w_o=False))
+def test_the_first_causal_token_gets_its_own_value(subject, h):
+    """Under a causal mask the first token sees itself and no other: its heads give x w_v."""
+    first = attend(subject, h, causal=True)[..., 0, :]
+    within = 8 * subject.eps * len(h.w_v) * (np.abs(h.x[..., 0, :]) @ np.abs(h.w_v)).max()
+    close(first, h.x[..., 0, :] @ h.w_v, within=within)
 
 
 @states("multi_head_attention")

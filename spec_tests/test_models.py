@@ -335,6 +335,17 @@ def test_blocks_act_from_first_to_last(subject, drawn):
     close(subject.transformer(ids, quiet, config), logits, within=rounding(subject, logits))
 
 
+@states("transformer")
+@given(drawn=generic(n_layers=2, norm_placement="post", final_norm=False))
+def test_the_last_block_has_the_last_word(subject, drawn):
+    """Where the last norm of a post-norm model has a gain of 0, all logits are its beta W + b: block 0 acts first."""
+    ids, params, config = drawn
+    params["blocks"][-1]["norm_2"]["gamma"] *= 0
+    should = params["blocks"][-1]["norm_2"]["beta"] @ params["output_head"]["w"] + params["output_head"]["b"]
+    got = subject.transformer(ids, params, config)
+    close(got, np.broadcast_to(should, got.shape), within=rounding(subject, should))
+
+
 CHOICES = {
     "embedding_scale": {"embedding_scale": 0.5},
     "positions.base": {"positions": Sinusoidal(base=10.0)},

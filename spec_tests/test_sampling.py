@@ -293,6 +293,29 @@ def test_frequencies_are_the_probabilities(subject, counts):
 
 
 @states("sample")
+@given(counts=shares(rows=(3,)), data=st.data())
+def test_each_row_is_drawn_by_itself(subject, counts, data):
+    """Each row is drawn with its own number: what it draws does not depend on what else is in the batch."""
+    cells = data.draw(whole_numbers((3,), low=0, high=GRID - 1))
+    p, u = counts / GRID, (cells + 0.5) / GRID
+    alone = [subject.sample(p[row], np.asarray(u[row])) for row in range(3)]
+    equal(subject.sample(p, u), np.stack(alone))
+
+
+@states("sample")
+@given(step=st.integers(0, 3), crowd=st.sampled_from((2, 4, 8)))
+def test_a_rare_id_after_a_likely_one_is_drawn(subject, step, crowd):
+    """Probabilities far below the rounding of the sum before them still add up: each id keeps its stretch.
+
+    The first id leaves four steps, each as wide as the numbers below 1 in float32 lie apart, to ids that share a step.
+    """
+    width = max(subject.eps, 2.0**-23) / 2
+    p = np.concatenate([[1 - 4 * width], np.full(4 * crowd, width / crowd)])
+    u = np.asarray(1 - (4 - step) * width)  # where the first of the ids that share this step begins
+    equal(subject.sample(p, u), np.asarray(1 + step * crowd))
+
+
+@states("sample")
 @given(counts=shares(rows=()), before=st.integers(1, 3), after=st.integers(1, 3))
 def test_an_id_of_probability_zero_is_never_drawn(subject, counts, before, after):
     """Neither u = 0 nor the largest u below 1 draws an id of probability 0, at whichever end it stands."""

@@ -533,6 +533,20 @@ def test_the_first_step_uses_the_first_rate(twin: Twin, config: ModelConfig, see
     assert np.abs(flat(run[0][1]) - should).max() <= 1e-9  # a gradient of rounding size, over eps
 
 
+@SOME
+@given(config=CONFIGS, seed=SEEDS, autocast=st.sampled_from((None, torch.bfloat16)))
+def test_the_loss_of_a_step_is_that_of_the_parameters_before_it(
+    config: ModelConfig, seed: int, autocast: torch.dtype | None
+) -> None:
+    """The loss of a step of PyTorch is what the step before made of the parameters, in reduced precision too."""
+    params = map_tree(lambda array: array.astype(np.float32), general(config, seed))
+    batch = noise(np.random.default_rng(seed), 4, 8)
+    run = recorded(TORCH, params, config, lambda step: batch, Recipe(steps=4, lr=0.05), autocast=autocast)
+    for step, after, _ in run:
+        assert step.loss == torch_training.evaluate(built(config, params), [batch], autocast=autocast).loss
+        params = after
+
+
 @both_twins
 @SOME
 @given(config=CONFIGS, seed=SEEDS, attention_bias=st.booleans())

@@ -14,6 +14,23 @@ from reference.numpy import (
     softmax,
 )
 from spec_tests.meta.faults import Fault
+from spec_tests.pitfalls.attention import (
+    PITFALLS,
+    attention_of,
+    heads_of,
+    heads_vjp_of,
+    masked_and_divided_again,
+    merge,
+    merge_without_transpose,
+    no_maximum_subtracted,
+    one_head_vjp_of,
+    onto,
+    plain_mask,
+    plain_scores,
+    quietly,
+    weights_of,
+)
+from spec_tests.pitfalls.pitfall import right_functions
 
 
 def _fault(function_name, name, function, *fails):
@@ -21,29 +38,20 @@ def _fault(function_name, name, function, *fails):
     return Fault(f"{function_name} {name}", {function_name: function}, tuple(f"{component}.{fail}" for fail in fails))
 
 
+def _of(pitfall):
+    """Give the functions of a pitfall."""
+    return next(p for p in PITFALLS if p.id == pitfall).on(right_functions())
+
+
+def _both(weights):
+    return {"attention_weights": weights, "scaled_dot_product_attention": attention_of(weights)}
+
+
+def _weights(**steps):
+    return _both(weights_of(**steps))
+
+
 # ------------------------------------------------------------------------------------------------------------- softmax
-
-
-def _quietly(function):
-    """Let NumPy compute infinities and NaN without a word, as other libraries do."""
-
-    def quiet(*args, **options):
-        with np.errstate(all="ignore"):
-            return function(*args, **options)
-
-    return quiet
-
-
-@_quietly
-def _no_maximum_subtracted(scores, *, axis=-1):
-    e = np.exp(scores)
-    return e / e.sum(axis=axis, keepdims=True)
-
-
-@_quietly
-def _rows_of_minus_infinity_are_nan(scores, *, axis=-1):
-    e = np.exp(scores - scores.max(axis=axis, keepdims=True))
-    return e / e.sum(axis=axis, keepdims=True)
 
 
 def _finite_minus_infinity(scores, *, axis=-1):
@@ -82,7 +90,7 @@ def _nan_counts_as_minus_infinity(scores, *, axis=-1):
     return softmax(np.where(np.isnan(scores), -np.inf, scores), axis=axis)
 
 
-@_quietly
+@quietly
 def _nan_spreads(scores, *, axis=-1):
     return softmax(scores, axis=axis) + 0 * np.where(np.isfinite(scores), 0, scores).sum(where=np.isnan(scores))
 
@@ -95,7 +103,7 @@ SOFTMAX = [
     _fault(
         "softmax",
         "subtracts no maximum",
-        _no_maximum_subtracted,
+        no_maximum_subtracted,
         "shifting_a_row_changes_nothing",
         "huge_scores_put_all_weight_on_the_largest",
         "equal_scores_share_equally",
@@ -103,9 +111,8 @@ SOFTMAX = [
     _fault(
         "softmax",
         "gives NaN for a row of -inf",
-        _rows_of_minus_infinity_are_nan,
+        _of("softmax.nan_where_all_is_masked")["softmax"],
         "a_row_of_minus_infinity_gives_zeros",
-        "an_empty_row_gives_an_empty_row",
     ),
     _fault(
         "softmax",
@@ -156,15 +163,6 @@ SOFTMAX = [
 # -------------------------------------------------------------------------------------------------------- causal_mask
 
 
-def _top_left(q_seq, k_seq=None):
-    return np.tril(np.ones((q_seq, q_seq if k_seq is None else k_seq), bool))
-
-
-def _without_itself(q_seq, k_seq=None):
-    k_seq = q_seq if k_seq is None else k_seq
-    return np.tril(np.ones((q_seq, k_seq), bool), k_seq - q_seq - 1)
-
-
 def _true_means_hidden(q_seq, k_seq=None):
     return ~causal_mask(q_seq, k_seq)
 
@@ -187,11 +185,16 @@ CAUSAL_MASK = [
     _fault(
         "causal_mask",
         "is aligned to the first key",
-        _top_left,
+        _of("causal_mask.aligned_to_the_first_key")["causal_mask"],
         "fewer_queries_than_keys_are_the_last_ones",
         "queries_before_the_first_key_see_none",
     ),
-    _fault("causal_mask", "excludes the token itself", _without_itself, "a_query_sees_the_keys_up_to_its_own_place"),
+    _fault(
+        "causal_mask",
+        "excludes the token itself",
+        _of("causal_mask.without_itself")["causal_mask"],
+        "a_query_sees_the_keys_up_to_its_own_place",
+    ),
     _fault(
         "causal_mask",
         "says True for hidden",
@@ -212,56 +215,8 @@ CAUSAL_MASK = [
 # ----------------------------------------------------------------------------------- attention, one step at a time
 
 
-def _plain_scores(q, k, scale):
-    return (q @ k.swapaxes(-1, -2)) * (1 / math.sqrt(q.shape[-1]) if scale is None else scale)
-
-
-def _plain_mask(scores, mask, causal):
-    allowed = np.ones(scores.shape, bool) if mask is None else np.broadcast_to(mask, scores.shape)
-    allowed = allowed & causal_mask(*scores.shape[-2:]) if causal else allowed
-    return np.where(allowed, scores, -np.inf)
-
-
-def _weights(*, scores=_plain_scores, masked=_plain_mask, normalised=softmax):
-    """Make attention weights of three steps, one of which is wrong."""
-
-    @_quietly
-    def weights(q, k, *, mask=None, bias=None, causal=False, scale=None):
-        s = scores(q, k, scale)
-        s = s if bias is None else s + bias
-        return normalised(masked(s, mask, causal))
-
-    return weights
-
-
-def _attention(weights):
-    """Make attention of its weights."""
-
-    @_quietly
-    def attention(q, k, v, *, mask=None, bias=None, causal=False, scale=None):
-        return weights(q, k, mask=mask, bias=bias, causal=causal, scale=scale) @ v
-
-    return attention
-
-
-def _unscaled(q, k, scale):
-    return _plain_scores(q, k, 1.0 if scale is None else scale)
-
-
-def _scale_inverted(q, k, scale):
-    return _plain_scores(q, k, math.sqrt(q.shape[-1]) if scale is None else 1 / scale)
-
-
-def _scale_twice(q, k, scale):
-    return _plain_scores(q, k, 1 / q.shape[-1] if scale is None else scale**2)
-
-
-def _scale_ignored(q, k, scale):
-    return _plain_scores(q, k, None)
-
-
 def _keys_of_the_first_sequence(q, k, scale):
-    return _plain_scores(q, np.broadcast_to(k[:1], k.shape) if k.ndim > 2 else k, scale)
+    return plain_scores(q, np.broadcast_to(k[:1], k.shape) if k.ndim > 2 else k, scale)
 
 
 def _distance(q, k, scale):
@@ -269,89 +224,35 @@ def _distance(q, k, scale):
 
 
 def _biased_by_place(q, k, scale):
-    return _plain_scores(q, k, scale) - 0.1 * np.arange(k.shape[-2])
+    return plain_scores(q, k, scale) - 0.1 * np.arange(k.shape[-2])
 
 
 def _key_norm(q, k, scale):
-    return _plain_scores(q, k / (1 + np.linalg.norm(k, axis=-1, keepdims=True)), scale)
+    return plain_scores(q, k / (1 + np.linalg.norm(k, axis=-1, keepdims=True)), scale)
 
 
 def _scores_capped(q, k, scale):
-    return 50 * np.tanh(_plain_scores(q, k, scale) / 50)
+    return 50 * np.tanh(plain_scores(q, k, scale) / 50)
 
 
 def _nan_hidden(q, k, scale):
-    return _plain_scores(np.nan_to_num(q), k, scale)
-
-
-def _polarity_inverted(scores, mask, causal):
-    return _plain_mask(scores, None if mask is None else ~mask, causal)
-
-
-def _mask_added(scores, mask, causal):
-    return _plain_mask(scores if mask is None else scores + mask, None, causal)
-
-
-def _mask_discarded(scores, mask, causal):
-    return _plain_mask(scores, None, causal)
-
-
-def _finite_fill(scores, mask, causal):
-    return np.maximum(_plain_mask(scores, mask, causal), -1e4)
-
-
-def _mask_replaces_causal(scores, mask, causal):
-    return _plain_mask(scores, mask, causal and mask is None)
-
-
-def _causal_replaces_mask(scores, mask, causal):
-    return _plain_mask(scores, None if causal else mask, causal)
-
-
-def _mask_or_causal(scores, mask, causal):
-    allowed = np.zeros(scores.shape, bool) if mask is None else np.broadcast_to(mask, scores.shape)
-    allowed = allowed | causal_mask(*scores.shape[-2:]) if causal else allowed
-    return np.where(allowed, scores, -np.inf) if causal or mask is not None else scores
-
-
-def _aligned_to_the_first_key(scores, mask, causal):
-    scores = _plain_mask(scores, mask, causal=False)
-    return np.where(np.tril(np.ones(scores.shape[-2:], bool)), scores, -np.inf) if causal else scores
-
-
-def _causal_without_itself(scores, mask, causal):
-    scores = _plain_mask(scores, mask, causal)
-    q_seq, k_seq = scores.shape[-2:]
-    return np.where(np.eye(q_seq, k_seq, k_seq - q_seq, dtype=bool), -np.inf, scores) if causal else scores
-
-
-def _causal_dropped(scores, mask, causal):
-    return _plain_mask(scores, mask, causal=False)
+    return plain_scores(np.nan_to_num(q), k, scale)
 
 
 def _mask_of_the_first_sequence(scores, mask, causal):
-    return _plain_mask(scores, mask if mask is None or mask.ndim < 3 else mask[:1], causal)
+    return plain_mask(scores, mask if mask is None or mask.ndim < 3 else mask[:1], causal)
 
 
 def _mask_must_be_whole(scores, mask, causal):
     if mask is not None and mask.shape != scores.shape:
         raise ValueError("the mask must have the shape of the scores")
-    return _plain_mask(scores, mask, causal)
+    return plain_mask(scores, mask, causal)
 
 
-@_quietly
-def _nan_for_nothing(scores):
-    return _rows_of_minus_infinity_are_nan(scores)
-
-
-@_quietly
+@quietly
 def _equal_for_nothing(scores):
     nothing = (scores == -np.inf).all(axis=-1, keepdims=True)
     return softmax(np.where(nothing, 0.0, scores))
-
-
-def _over_queries(scores):
-    return softmax(scores, axis=-2)
 
 
 def _scaled_after(scores):
@@ -362,13 +263,8 @@ def _signed(scores):
     return 2 * softmax(scores) - softmax(-scores)
 
 
-@_quietly
-def _unshifted(scores):
-    return _no_maximum_subtracted(scores)
-
-
 def _batch_enlarged(q, k, *, mask=None, bias=None, causal=False, scale=None):
-    scores = _plain_mask(_plain_scores(q, k, scale), None, causal)
+    scores = plain_mask(plain_scores(q, k, scale), None, causal)
     return softmax(scores if mask is None else np.where(mask, scores, -np.inf))
 
 
@@ -387,40 +283,27 @@ def _bias_multiplies(q, k, *, mask=None, bias=None, causal=False, scale=None):
 
 
 def _needs_a_key(q, k, *, mask=None, bias=None, causal=False, scale=None):
-    weights = _weights()(q, k, mask=mask, bias=bias, causal=causal, scale=scale)
+    weights = weights_of()(q, k, mask=mask, bias=bias, causal=causal, scale=scale)
     return weights - 0 * weights.max(axis=-1, keepdims=True)  # of no keys: ValueError
-
-
-def _masked_after_the_softmax(q, k, *, mask=None, bias=None, causal=False, scale=None):
-    weights = attention_weights(q, k, bias=bias, causal=causal, scale=scale)
-    if mask is None:
-        return weights
-    kept = weights * mask
-    return kept / np.maximum(kept.sum(axis=-1, keepdims=True), 1e-300)
-
-
-def _never_divided_again(q, k, *, mask=None, bias=None, causal=False, scale=None):
-    weights = attention_weights(q, k, bias=bias, causal=causal, scale=scale)
-    return weights if mask is None else weights * mask
 
 
 # Each wrong step, and what it breaks in the weights and in attention alike: (name, weights, fails, fails).
 STEPS = [
     (
         "is not scaled",
-        _weights(scores=_unscaled),
+        _of("scaled_dot_product_attention.unscaled"),
         ("a_key_weighs_the_exponential_of_its_scaled_dot_product", "doubling_d_k_scales_the_scores_by_root_2"),
         ("repeated_queries_and_keys_score_root_2_times_as_much",),
     ),
     (
         "is scaled by the root of d_k instead of its inverse",
-        _weights(scores=_scale_inverted),
+        _of("scaled_dot_product_attention.divided_by_the_scale"),
         ("a_key_weighs_the_exponential_of_its_scaled_dot_product", "doubling_d_k_scales_the_scores_by_root_2"),
         ("repeated_queries_and_keys_score_root_2_times_as_much",),
     ),
     (
         "is scaled twice",
-        _weights(scores=_scale_twice),
+        _of("scaled_dot_product_attention.scaled_twice"),
         (
             "a_key_weighs_the_exponential_of_its_scaled_dot_product",
             "doubling_d_k_scales_the_scores_by_root_2",
@@ -430,9 +313,9 @@ STEPS = [
     ),
     (
         "ignores scale",
-        _weights(scores=_scale_ignored),
+        _of("scaled_dot_product_attention.scale_never_used"),
         ("scale_takes_the_place_of_the_root_of_d_k",),
-        ("options_mean_what_they_mean_for_the_weights",),
+        ("options_mean_what_they_mean_for_the_weights", "a_scale_does_what_larger_queries_do"),
     ),
     (
         "asks the first sequence's keys",
@@ -480,7 +363,7 @@ STEPS = [
     ("hides NaN", _weights(scores=_nan_hidden), ("nan_in_a_query_spoils_its_own_weights_only",), ()),
     (
         "takes True for hidden",
-        _weights(masked=_polarity_inverted),
+        _of("scaled_dot_product_attention.mask_inverted"),
         (
             "a_masked_key_has_weight_0_whatever_its_score",
             "a_masked_key_might_as_well_be_absent",
@@ -491,7 +374,7 @@ STEPS = [
     ),
     (
         "adds the mask to the scores",
-        _weights(masked=_mask_added),
+        _of("scaled_dot_product_attention.mask_added_to_the_scores"),
         ("a_masked_key_has_weight_0_whatever_its_score", "a_fully_masked_query_has_weights_0"),
         (
             "a_value_reaches_exactly_the_queries_that_may_attend_to_it",
@@ -501,37 +384,41 @@ STEPS = [
     ),
     (
         "forgets the mask",
-        _weights(masked=_mask_discarded),
+        _of("scaled_dot_product_attention.mask_without_effect"),
         ("a_masked_key_has_weight_0_whatever_its_score", "a_masked_key_may_be_nan"),
         ("a_masked_key_has_no_influence_at_scores_of_1e5", "a_masked_key_and_its_value_may_be_nan"),
     ),
     (
         "fills with a number that scores can reach",
-        _weights(masked=_finite_fill),
+        _of("scaled_dot_product_attention.fill_that_scores_can_reach"),
         ("a_masked_key_has_weight_0_whatever_its_score", "a_fully_masked_query_has_weights_0"),
-        ("a_query_with_nothing_to_attend_to_gets_zeros", "causal_queries_before_the_first_key_get_zeros"),
+        (
+            "a_query_with_nothing_to_attend_to_gets_zeros",
+            "causal_queries_before_the_first_key_get_zeros",
+            "a_masked_key_has_no_influence_where_all_visible_scores_are_minus_20000",
+        ),
     ),
     (
         "lets a mask replace causal",
-        _weights(masked=_mask_replaces_causal),
+        _of("scaled_dot_product_attention.mask_replaces_causal"),
         ("mask_and_causal_both_restrict",),
-        ("options_mean_what_they_mean_for_the_weights",),
+        ("options_mean_what_they_mean_for_the_weights", "a_key_is_hidden_by_the_mask_or_by_its_place"),
     ),
     (
         "lets causal replace a mask",
-        _weights(masked=_causal_replaces_mask),
+        _of("scaled_dot_product_attention.causal_replaces_mask"),
         ("mask_and_causal_both_restrict",),
-        ("options_mean_what_they_mean_for_the_weights",),
+        ("options_mean_what_they_mean_for_the_weights", "a_key_is_hidden_by_the_mask_or_by_its_place"),
     ),
     (
         "shows what mask or causal allows",
-        _weights(masked=_mask_or_causal),
+        _of("scaled_dot_product_attention.mask_or_causal"),
         ("mask_and_causal_both_restrict",),
-        ("options_mean_what_they_mean_for_the_weights",),
+        ("options_mean_what_they_mean_for_the_weights", "a_key_is_hidden_by_the_mask_or_by_its_place"),
     ),
     (
         "aligns causal to the first key",
-        _weights(masked=_aligned_to_the_first_key),
+        _of("causal_mask.aligned_to_the_first_key"),
         (
             "a_causal_query_weighs_exactly_the_keys_up_to_its_place",
             "causal_queries_before_the_first_key_have_weights_0",
@@ -544,13 +431,13 @@ STEPS = [
     ),
     (
         "hides a causal query from itself",
-        _weights(masked=_causal_without_itself),
+        _of("causal_mask.without_itself"),
         ("a_causal_query_weighs_exactly_the_keys_up_to_its_place",),
         ("a_causal_query_sees_exactly_the_keys_up_to_its_place",),
     ),
     (
         "forgets causal",
-        _weights(masked=_causal_dropped),
+        _of("scaled_dot_product_attention.never_causal"),
         ("a_causal_query_weighs_exactly_the_keys_up_to_its_place",),
         ("later_keys_and_values_leave_earlier_causal_outputs_unchanged",),
     ),
@@ -568,17 +455,15 @@ STEPS = [
     ),
     (
         "gives NaN where there is nothing to attend to",
-        _weights(normalised=_nan_for_nothing),
+        _of("softmax.nan_where_all_is_masked"),
         (
             "a_fully_masked_query_has_weights_0",
             "causal_queries_before_the_first_key_have_weights_0",
-            "without_keys_there_are_no_weights",
         ),
         (
             "a_query_with_nothing_to_attend_to_gets_zeros",
             "a_fully_masked_query_does_not_look_at_any_value",
             "causal_queries_before_the_first_key_get_zeros",
-            "without_keys_every_query_gets_zeros",
         ),
     ),
     (
@@ -589,7 +474,7 @@ STEPS = [
     ),
     (
         "takes the softmax over queries",
-        _weights(normalised=_over_queries),
+        _of("scaled_dot_product_attention.softmax_over_queries"),
         ("a_querys_weights_are_positive_and_sum_to_1", "each_query_asks_for_itself"),
         (
             "constant_values_come_back",
@@ -606,7 +491,7 @@ STEPS = [
     ),
     (
         "masks after the softmax without dividing again",
-        _never_divided_again,
+        _of("scaled_dot_product_attention.masked_after_the_softmax"),
         ("a_masked_key_has_weight_0_whatever_its_score", "a_bias_of_minus_infinity_is_a_mask"),
         (
             "a_query_of_zeros_gets_the_mean_of_the_values_it_may_see",
@@ -621,7 +506,7 @@ STEPS = [
     ),
     (
         "subtracts no maximum",
-        _weights(normalised=_unshifted),
+        _of("softmax.no_maximum_subtracted"),
         (
             "scores_of_ten_thousand_and_more_do_not_overflow",
             "large_scores_leave_nothing_to_any_but_the_best_key",
@@ -629,45 +514,49 @@ STEPS = [
         ),
         ("outputs_are_finite_at_scores_of_ten_thousand_and_more",),
     ),
-    ("lets a mask enlarge the batch", _batch_enlarged, ("a_mask_must_not_enlarge_the_batch",), ()),
+    ("lets a mask enlarge the batch", _both(_batch_enlarged), ("a_mask_must_not_enlarge_the_batch",), ()),
     (
         "scales the bias",
-        _bias_scaled,
+        _both(_bias_scaled),
         ("a_bias_is_added_to_the_scaled_scores",),
         ("options_mean_what_they_mean_for_the_weights",),
     ),
     (
         "ignores the bias",
-        _bias_ignored,
+        _both(_bias_ignored),
         ("a_bias_is_added_to_the_scaled_scores", "a_bias_of_minus_infinity_is_a_mask"),
         ("options_mean_what_they_mean_for_the_weights",),
     ),
     (
         "multiplies by the bias after the softmax",
-        _bias_multiplies,
+        _both(_bias_multiplies),
         ("a_bias_that_is_the_same_for_all_keys_changes_nothing",),
         ("options_mean_what_they_mean_for_the_weights",),
     ),
-    ("needs a key", _needs_a_key, ("without_keys_there_are_no_weights",), ("without_keys_every_query_gets_zeros",)),
+    (
+        "needs a key",
+        _both(_needs_a_key),
+        ("without_keys_there_are_no_weights",),
+        ("without_keys_every_query_gets_zeros",),
+    ),
     (
         "masks after the softmax",
-        _masked_after_the_softmax,
+        _both(masked_and_divided_again),
         ("a_masked_key_may_be_nan",),
         ("a_masked_key_has_no_influence_at_scores_of_1e5", "a_masked_key_and_its_value_may_be_nan"),
     ),
 ]
 
-WEIGHTS = [_fault("attention_weights", name, weights, *fails) for name, weights, fails, _ in STEPS]
+WEIGHTS = [_fault("attention_weights", name, wrong["attention_weights"], *fails) for name, wrong, fails, _ in STEPS]
 ATTENTION = [
-    _fault("scaled_dot_product_attention", name, _attention(weights), *fails)
-    for name, weights, _, fails in STEPS
+    _fault("scaled_dot_product_attention", name, wrong["scaled_dot_product_attention"], *fails)
+    for name, wrong, _, fails in STEPS
     if fails
 ]
 
 
-def _transposed_weights(q, k, v, **options):
-    weights = attention_weights(q, k, **options)
-    return weights.swapaxes(-1, -2) @ v if q.shape[-2] == k.shape[-2] else np.flip(weights, axis=-1) @ v
+def _values_reversed(q, k, v, **options):
+    return np.flip(attention_weights(q, k, **options), axis=-1) @ v
 
 
 def _square_of_the_values(q, k, v, **options):
@@ -687,10 +576,16 @@ ATTENTION += [
     _fault(
         "scaled_dot_product_attention",
         "takes the values in another order",
-        _transposed_weights,
+        _values_reversed,
         "the_output_is_the_weighted_mean_of_the_values",
         "shuffling_keys_with_their_values_changes_nothing",
         "later_keys_and_values_leave_earlier_causal_outputs_unchanged",
+    ),
+    _fault(
+        "scaled_dot_product_attention",
+        "does not read strides",
+        _of("scaled_dot_product_attention.strides_not_read")["scaled_dot_product_attention"],
+        "where_the_numbers_lie_in_memory_has_no_meaning",
     ),
     _fault(
         "scaled_dot_product_attention",
@@ -726,26 +621,6 @@ def _one_projection_for_keys_and_queries(x, w_q, w_k, w_v, **options):
     return self_attention(x, w_q, w_q, w_v, **options)
 
 
-def _scaled_by_d_model(x, w_q, w_k, w_v, **options):
-    return self_attention(x, w_q * math.sqrt(w_q.shape[1] / w_q.shape[0]), w_k, w_v, **options)
-
-
-def _causal_by_accident(x, w_q, w_k, w_v, *, mask=None, causal=False):
-    return self_attention(x, w_q, w_k, w_v, mask=mask, causal=True)
-
-
-def _never_causal(x, w_q, w_k, w_v, *, mask=None, causal=False):
-    return self_attention(x, w_q, w_k, w_v, mask=mask)
-
-
-def _mask_on_queries(x, w_q, w_k, w_v, *, mask=None, causal=False):
-    return self_attention(x, w_q, w_k, w_v, mask=None if mask is None else mask.swapaxes(-1, -2), causal=causal)
-
-
-def _mask_or_causal_head(x, w_q, w_k, w_v, *, mask=None, causal=False):
-    return self_attention(x, w_q, w_k, w_v, mask=mask, causal=causal and mask is None)
-
-
 def _mean_of_the_tokens(x, w_q, w_k, w_v, **options):
     out = self_attention(x, w_q, w_k, w_v, **options)
     return np.broadcast_to(out.mean(axis=-2, keepdims=True), out.shape)
@@ -769,28 +644,55 @@ SELF_ATTENTION = [
         "it_is_attention_between_projections_of_the_same_tokens",
     ),
     _self_attention_of(
-        "is scaled by d_model", _scaled_by_d_model, "it_is_attention_between_projections_of_the_same_tokens"
+        "is scaled by d_model",
+        _of("multi_head_attention.scaled_by_d_model")["self_attention"],
+        "it_is_attention_between_projections_of_the_same_tokens",
+        "channels_that_no_projection_reads_change_nothing",
+    ),
+    *(
+        _self_attention_of(name, _of(pitfall)["self_attention"], fail)
+        for name, pitfall, fail in (
+            (
+                "is not scaled",
+                "scaled_dot_product_attention.unscaled",
+                "repeated_projections_score_root_2_times_as_much",
+            ),
+            (
+                "subtracts no maximum",
+                "softmax.no_maximum_subtracted",
+                "tokens_that_are_alike_keep_their_value_at_scores_of_20000",
+            ),
+            (
+                "fills with a number that scores can reach",
+                "scaled_dot_product_attention.fill_that_scores_can_reach",
+                "hidden_tokens_have_no_part_where_all_visible_scores_are_minus_20000",
+            ),
+        )
     ),
     _self_attention_of(
         "is causal by accident",
-        _causal_by_accident,
+        _of("self_attention.causal_by_accident")["self_attention"],
         "permuting_tokens_permutes_outputs",
         "symmetric_pooling_does_not_see_the_order",
     ),
     _self_attention_of(
         "is never causal",
-        _never_causal,
+        _of("scaled_dot_product_attention.never_causal")["self_attention"],
         "with_a_causal_mask_the_order_matters",
         "a_later_token_leaves_earlier_causal_outputs_unchanged",
         "a_mask_and_causal_both_restrict_a_token",
     ),
     _self_attention_of(
         "masks queries instead of keys",
-        _mask_on_queries,
+        _of("self_attention.mask_of_queries")["self_attention"],
         "a_masked_token_might_as_well_be_absent",
         "a_token_that_may_see_nothing_gets_zeros",
     ),
-    _self_attention_of("lets a mask replace causal", _mask_or_causal_head, "a_mask_and_causal_both_restrict_a_token"),
+    _self_attention_of(
+        "lets a mask replace causal",
+        _of("scaled_dot_product_attention.mask_replaces_causal")["self_attention"],
+        "a_mask_and_causal_both_restrict_a_token",
+    ),
     _self_attention_of(
         "gives every token the mean of all",
         _mean_of_the_tokens,
@@ -805,47 +707,8 @@ SELF_ATTENTION = [
 # ------------------------------------------------------------------------------------------------ multi_head_attention
 
 
-def _heads(
-    *, split=None, merge=None, attend=scaled_dot_product_attention, every_head=lambda mask: mask[..., None, :, :]
-):
-    """Make multi-head attention with one wrong step."""
-
-    def heads_from(x, n_heads):
-        return x.reshape(*x.shape[:-1], n_heads, x.shape[-1] // n_heads).swapaxes(-2, -3)
-
-    def side_by_side(heads):
-        return heads.swapaxes(-2, -3).reshape(*heads.shape[:-3], heads.shape[-2], -1)
-
-    split, merge = split or heads_from, merge or side_by_side
-
-    def attention(x, w_q, w_k, w_v, w_o, *, n_heads, b_q=None, b_k=None, b_v=None, b_o=None, context=None,
-                  mask=None, causal=False):  # fmt: skip
-        context = x if context is None else context
-        q, k, v = (
-            split(y @ w + (0 if b is None else b), n_heads)
-            for y, w, b in ((x, w_q, b_q), (context, w_k, b_k), (context, w_v, b_v))
-        )
-        merged = merge(attend(q, k, v, mask=None if mask is None else every_head(mask), causal=causal))
-        return merged if w_o is None else merged @ w_o + (0 if b_o is None else b_o)
-
-    return attention
-
-
-def _split_without_transpose(x, n_heads):
-    return x.reshape(*x.shape[:-2], n_heads, x.shape[-2], x.shape[-1] // n_heads)
-
-
-def _merge_without_transpose(heads):
-    return heads.reshape(*heads.shape[:-3], heads.shape[-2], -1)
-
-
 def _columns_interleaved(x, n_heads):
     return np.moveaxis(x.reshape(*x.shape[:-1], x.shape[-1] // n_heads, n_heads), -1, -3)
-
-
-def _all_read_head_zero(x, n_heads):
-    d = x.shape[-1] // n_heads
-    return np.stack([x[..., :d]] * n_heads, axis=-3)
 
 
 def _narrower_heads(x, n_heads):
@@ -853,36 +716,11 @@ def _narrower_heads(x, n_heads):
     return np.stack([x[..., h * d : (h + 1) * d] for h in range(max(n_heads, 1))], axis=-3)
 
 
-def _softmax_over_all_heads(q, k, v, *, mask=None, causal=False):
-    scores = _plain_mask(_plain_scores(q, k, None), mask, causal)
-    *batch, heads, q_seq, k_seq = scores.shape
-    joint = softmax(scores.swapaxes(-2, -3).reshape(*batch, q_seq, heads * k_seq))
-    return joint.reshape(*batch, q_seq, heads, k_seq).swapaxes(-2, -3) @ v
-
-
 def _first_head_masked_only(q, k, v, *, mask=None, causal=False):
     if mask is not None:
         mask = np.broadcast_to(mask, (*q.shape[:-1], k.shape[-2])).copy()
         mask[..., 1:, :, :] = True
     return scaled_dot_product_attention(q, k, v, mask=mask, causal=causal)
-
-
-def _scaled_by_the_width(q, k, v, *, mask=None, causal=False):
-    scale = 1 / math.sqrt(q.shape[-1] * q.shape[-3])
-    return scaled_dot_product_attention(q, k, v, mask=mask, causal=causal, scale=scale)
-
-
-def _mask_dropped_if_causal(q, k, v, *, mask=None, causal=False):
-    return scaled_dot_product_attention(q, k, v, mask=None if causal else mask, causal=causal)
-
-
-def _causal_to_the_first_key(q, k, v, *, mask=None, causal=False):
-    tril = np.tril(np.ones((q.shape[-2], k.shape[-2]), bool))
-    return scaled_dot_product_attention(q, k, v, mask=tril if causal else mask)
-
-
-def _causal_heads_dropped(q, k, v, *, mask=None, causal=False):
-    return scaled_dot_product_attention(q, k, v, mask=mask)
 
 
 def _with_places(q, k, v, *, mask=None, causal=False):
@@ -962,14 +800,14 @@ def _of_many_heads(name, function, *fails):
 MULTI_HEAD = [
     _of_many_heads(
         "splits heads without a transpose",
-        _heads(split=_split_without_transpose),
+        _of("multi_head_attention.split_without_transpose")["multi_head_attention"],
         "a_head_reads_its_own_columns",
         "tokens_permuted_give_outputs_permuted",
         "later_tokens_leave_earlier_causal_outputs_unchanged",
     ),
     _of_many_heads(
         "merges heads without a transpose",
-        _heads(merge=_merge_without_transpose),
+        _of("multi_head_attention.merged_without_transpose")["multi_head_attention"],
         "a_head_reads_its_own_columns",
         "tokens_permuted_give_outputs_permuted",
         "the_order_of_the_heads_has_no_meaning",
@@ -977,77 +815,103 @@ MULTI_HEAD = [
     ),
     _of_many_heads(
         "deals columns to the heads in turn",
-        _heads(split=_columns_interleaved),
+        heads_of(split=_columns_interleaved),
         "a_head_reads_its_own_columns",
         "the_order_of_the_heads_has_no_meaning",
     ),
     _of_many_heads(
         "lets all heads read the first one's columns",
-        _heads(split=_all_read_head_zero),
+        _of("multi_head_attention.all_heads_read_the_first")["multi_head_attention"],
         "a_head_reads_its_own_columns",
         "each_head_matters",
         "the_order_of_the_heads_has_no_meaning",
     ),
     _of_many_heads(
         "leaves out the columns that are too many",
-        _heads(split=_narrower_heads, merge=None),
+        heads_of(split=_narrower_heads),
         "heads_that_do_not_divide_the_width_raise",
     ),
     _of_many_heads(
         "takes the softmax over all heads together",
-        _heads(attend=_softmax_over_all_heads),
+        _of("multi_head_attention.softmax_over_all_heads")["multi_head_attention"],
         "a_head_reads_its_own_columns",
         "a_value_bias_is_what_every_mean_contains",
         "from_a_context_of_equal_tokens_every_query_gets_their_value",
     ),
     _of_many_heads(
         "masks the first head only",
-        _heads(attend=_first_head_masked_only),
+        heads_of(attend=_first_head_masked_only),
         "a_mask_applies_to_every_head",
         "padding_of_the_context_is_masked_away",
     ),
     _of_many_heads(
         "is scaled by the width of all heads",
-        _heads(attend=_scaled_by_the_width),
+        _of("multi_head_attention.scaled_by_d_model")["multi_head_attention"],
         "a_head_reads_its_own_columns",
-        "queries_come_from_x_and_keys_and_values_from_the_context",
+        "channels_that_no_head_reads_change_nothing",
+    ),
+    *(
+        _of_many_heads(name, _of(pitfall)["multi_head_attention"], fail)
+        for name, pitfall, fail in (
+            (
+                "is not scaled",
+                "scaled_dot_product_attention.unscaled",
+                "heads_repeated_within_score_root_2_times_as_much",
+            ),
+            (
+                "subtracts no maximum",
+                "softmax.no_maximum_subtracted",
+                "tokens_that_are_alike_keep_their_values_at_scores_of_20000_in_every_head",
+            ),
+            (
+                "fills with a number that scores can reach",
+                "scaled_dot_product_attention.fill_that_scores_can_reach",
+                "hidden_tokens_have_no_part_in_any_head_where_all_visible_scores_are_minus_20000",
+            ),
+            (
+                "hides a causal token from itself",
+                "causal_mask.without_itself",
+                "the_first_causal_token_gets_its_own_value",
+            ),
+        )
     ),
     _of_many_heads(
-        "lets causal replace a mask", _heads(attend=_mask_dropped_if_causal), "a_mask_comes_on_top_of_causal"
-    ),
-    _of_many_heads(
-        "aligns causal to the first key",
-        _heads(attend=_causal_to_the_first_key),
-        "the_last_queries_see_the_whole_causal_context",
+        "lets causal replace a mask",
+        _of("scaled_dot_product_attention.causal_replaces_mask")["multi_head_attention"],
         "a_mask_comes_on_top_of_causal",
     ),
     _of_many_heads(
+        "aligns causal to the first key",
+        _of("causal_mask.aligned_to_the_first_key")["multi_head_attention"],
+        "the_last_queries_see_the_whole_causal_context",
+    ),
+    _of_many_heads(
         "forgets causal",
-        _heads(attend=_causal_heads_dropped),
+        _of("scaled_dot_product_attention.never_causal")["multi_head_attention"],
         "later_tokens_leave_earlier_causal_outputs_unchanged",
         "a_mask_comes_on_top_of_causal",
     ),
     _of_many_heads(
         "prefers earlier keys",
-        _heads(attend=_with_places),
+        heads_of(attend=_with_places),
         "tokens_permuted_give_outputs_permuted",
         "the_order_of_the_context_has_no_meaning",
         "one_head_alone_is_self_attention",
     ),
     _of_many_heads(
         "shortens long keys",
-        _heads(attend=_mean_removed_keys),
+        heads_of(attend=_mean_removed_keys),
         "a_key_bias_changes_nothing",
         "one_head_alone_is_self_attention",
     ),
     _of_many_heads(
         "gives the mean value where there is nothing to attend to",
-        _heads(attend=_mask_spread_over_values),
+        heads_of(attend=_mask_spread_over_values),
         "a_query_with_nothing_to_attend_to_gets_the_output_bias_alone",
     ),
     _of_many_heads(
         "lays the batch of masks on the heads",
-        _heads(every_head=lambda mask: mask),
+        _of("multi_head_attention.masks_of_the_batch_on_the_heads")["multi_head_attention"],
         "a_mask_of_a_batch_as_large_as_the_heads_belongs_to_the_batch",
         "a_mask_applies_to_every_head",
         "one_mask_serves_every_sequence",
@@ -1103,7 +967,7 @@ MULTI_HEAD = [
 def _softmax_vjp(*, weights=softmax, gradient):
     """Make a gradient of softmax of its weights and a formula for the rows that `axis` says."""
 
-    @_quietly
+    @quietly
     def vjp(cotangent, scores, *, axis=-1):
         return (gradient(weights(scores, axis=axis), cotangent, axis),)
 
@@ -1162,7 +1026,7 @@ SOFTMAX_GRADIENT = [
     _fault(
         "softmax_vjp",
         "subtracts no maximum",
-        _softmax_vjp(weights=_no_maximum_subtracted, gradient=_right_rows),
+        _softmax_vjp(weights=no_maximum_subtracted, gradient=_right_rows),
         "at_huge_scores_the_gradient_acts_between_the_largest_only",
         "a_score_of_minus_infinity_has_gradient_0",
     ),
@@ -1217,12 +1081,12 @@ def _gradients(
         d_bias = None if bias is None else of_bias(d_scores, bias, scale)
         return of_query(d_scores, weights, k, scale), of_key(d_scores, weights, q, scale), d_bias
 
-    @_quietly
+    @quietly
     def weights_vjp(cotangent, q, k, *, mask=None, bias=None, causal=False, scale=None):
         weights = weigh(q, k, mask=mask, bias=bias, causal=causal, scale=scale)
         return of_the_weights(cotangent, weights, q, k, bias, scale)
 
-    @_quietly
+    @quietly
     def attention_vjp(cotangent, q, k, v, *, mask=None, bias=None, causal=False, scale=None):
         weights = weigh(q, k, mask=mask, bias=bias, causal=causal, scale=scale)
         d_q, d_k, d_bias = of_the_weights(into_weights(cotangent, v), weights, q, k, bias, scale)
@@ -1247,8 +1111,8 @@ def _weigh_with(**fixed):
 
 
 def _overflowing(q, k, *, mask=None, bias=None, causal=False, scale=None):
-    scores = _plain_scores(q, k, scale) + (0 if bias is None else bias)
-    return _no_maximum_subtracted(_plain_mask(scores, mask, causal))
+    scores = plain_scores(q, k, scale) + (0 if bias is None else bias)
+    return no_maximum_subtracted(plain_mask(scores, mask, causal))
 
 
 def _nan_for_a_masked_query(weights, cotangent):
@@ -1388,27 +1252,6 @@ ATTENTION_GRADIENT = [
 # ------------------------------------------------------------------------------------------ gradients of heads
 
 
-def _onto(x, d_y):
-    return x.reshape(-1, x.shape[-1]).T @ d_y.reshape(-1, d_y.shape[-1])
-
-
-def _summed(d_y):
-    return d_y.reshape(-1, d_y.shape[-1]).sum(axis=0)
-
-
-def _one_head_vjp(*, parts="qkv", onto=_onto, attend=scaled_dot_product_attention_vjp):
-    """Make a gradient of self-attention with one wrong term; `parts` are those that x gets."""
-
-    def vjp(cotangent, x, w_q, w_k, w_v, *, mask=None, causal=False):
-        weights = {"q": w_q, "k": w_k, "v": w_v}
-        found = attend(cotangent, *(x @ w for w in weights.values()), mask=mask, causal=causal)[:3]
-        gradients = dict(zip(weights, found, strict=True))
-        dx = sum((gradients[name] @ weights[name].T for name in parts), np.zeros_like(x))
-        return (dx, *(onto(x, gradient) for gradient in found))
-
-    return vjp
-
-
 def _attend_vjp_with(**fixed):
     def attend(cotangent, q, k, v, **options):
         return scaled_dot_product_attention_vjp(cotangent, q, k, v, **{**options, **fixed})
@@ -1427,7 +1270,7 @@ def _places_preferred(cotangent, q, k, v, **options):
 
 
 def _of_the_first_sequence(x, d_y):
-    return _onto(x[:1], d_y[:1]) if x.ndim > 2 else _onto(x, d_y)
+    return onto(x[:1], d_y[:1]) if x.ndim > 2 else onto(x, d_y)
 
 
 def _one_head_gradient(name, function, *fails):
@@ -1438,88 +1281,41 @@ ONE_HEAD_GRADIENT = [
     *(
         _one_head_gradient(
             f"forgets that a token is a {role}",
-            _one_head_vjp(parts="qkv".replace(role[0], "")),
+            one_head_vjp_of(parts="qkv".replace(role[0], "")),
             "a_token_learns_as_query_as_key_and_as_value",
         )
         for role in ("query", "key", "value")
     ),
     _one_head_gradient(
         "forgets the scale of keys",
-        _one_head_vjp(attend=_keys_unscaled),
+        one_head_vjp_of(attend=_keys_unscaled),
         "the_two_projections_of_a_score_have_the_same_part",
         "a_token_learns_as_query_as_key_and_as_value",
     ),
     _one_head_gradient(
-        "favours later tokens", _one_head_vjp(attend=_places_preferred), "permuting_tokens_permutes_their_gradients"
+        "favours later tokens", one_head_vjp_of(attend=_places_preferred), "permuting_tokens_permutes_their_gradients"
     ),
     _one_head_gradient(
         "forgets causal",
-        _one_head_vjp(attend=_attend_vjp_with(causal=False)),
+        one_head_vjp_of(attend=_attend_vjp_with(causal=False)),
         "a_causal_cotangent_reaches_no_later_token",
     ),
     _one_head_gradient(
         "forgets the mask",
-        _one_head_vjp(attend=_attend_vjp_with(mask=None)),
+        one_head_vjp_of(attend=_attend_vjp_with(mask=None)),
         "a_masked_token_of_which_nothing_is_asked_has_gradient_0",
         "a_token_that_may_see_nothing_passes_no_gradient_on",
     ),
     _one_head_gradient(
         "gives the projections what the first sequence asks",
-        _one_head_vjp(onto=_of_the_first_sequence),
+        one_head_vjp_of(onto=_of_the_first_sequence),
         "projections_get_the_sum_over_the_sequences",
     ),
 ]
 
 
-def _split(x, n_heads):
-    return x.reshape(*x.shape[:-1], n_heads, x.shape[-1] // n_heads).swapaxes(-2, -3)
-
-
-def _merge(heads):
-    return heads.swapaxes(-2, -3).reshape(*heads.shape[:-3], heads.shape[-2], -1)
-
-
-def _heads_vjp(
-    *, parts="qkv", onto=_onto, summed=_summed, merge=_merge, through=lambda d_y, w_o: d_y @ w_o.T,
-    attend=scaled_dot_product_attention_vjp, x_alone=False, forgotten=(),
-):  # fmt: skip
-    """Make a gradient of multi-head attention with one wrong term; `parts` are those that x and the context get."""
-
-    @_quietly
-    def vjp(cotangent, x, w_q, w_k, w_v, w_o, *, n_heads, b_q=None, b_k=None, b_v=None, b_o=None, context=None,
-            mask=None, causal=False):  # fmt: skip
-        source = x if context is None else context
-        inputs, weights, biases = (x, source, source), (w_q, w_k, w_v), (b_q, b_k, b_v)
-        projected = [
-            _split(y @ w + (0 if b is None else b), n_heads) for y, w, b in zip(inputs, weights, biases, strict=True)
-        ]
-        options = {"mask": None if mask is None else mask[..., None, :, :], "causal": causal}
-        d_heads, d_w_o = cotangent, None
-        if w_o is not None:
-            d_w_o = onto(_merge(scaled_dot_product_attention(*projected, **options)), cotangent)
-            d_heads = through(cotangent, w_o)
-        found = [merge(d) for d in attend(_split(d_heads, n_heads), *projected, **options)[:3]]
-        d_inputs = [d @ w.T * (name in parts) for name, d, w in zip("qkv", found, weights, strict=True)]
-        dx, d_context = d_inputs[0], d_inputs[1] + d_inputs[2]
-        gradients = {
-            "x": dx + d_context if context is None and not x_alone else dx,
-            **{f"w_{name}": onto(y, d) for name, y, d in zip("qkv", inputs, found, strict=True)},
-            "w_o": d_w_o,
-            **{f"b_{name}": None if b is None else summed(d) for name, b, d in zip("qkv", biases, found, strict=True)},
-            "b_o": None if b_o is None else summed(cotangent),
-            "context": None if context is None else d_context,
-        }
-        return tuple(0 * d if name in forgotten and d is not None else d for name, d in gradients.items())
-
-    return vjp
-
-
-def _merge_heads_without_transpose(heads):
-    return heads.reshape(*heads.shape[:-3], heads.shape[-2], -1)
-
-
 def _as_the_mean_of_the_heads(heads):
-    return _merge(np.broadcast_to(heads.mean(axis=-3, keepdims=True), heads.shape))
+    return merge(np.broadcast_to(heads.mean(axis=-3, keepdims=True), heads.shape))
 
 
 def _mean_over_the_tokens(d_y):
@@ -1540,7 +1336,7 @@ def _with_nan_behind_the_mask(cotangent, q, k, v, **options):
 
 
 def _heads_gradient(name, steps, *fails):
-    return _fault("multi_head_attention_vjp", name, _heads_vjp(**steps), *fails)
+    return _fault("multi_head_attention_vjp", name, heads_vjp_of(**steps), *fails)
 
 
 MULTI_HEAD_GRADIENT = [
@@ -1569,13 +1365,13 @@ MULTI_HEAD_GRADIENT = [
     ),
     _heads_gradient(
         "merges heads without a transpose",
-        {"merge": _merge_heads_without_transpose},
+        {"merged": merge_without_transpose},
         "a_heads_columns_get_the_gradient_of_that_head",
         "permuting_heads_permutes_their_gradients",
     ),
     _heads_gradient(
         "gives every head the mean of all",
-        {"merge": _as_the_mean_of_the_heads},
+        {"merged": _as_the_mean_of_the_heads},
         "a_heads_columns_get_the_gradient_of_that_head",
     ),
     _heads_gradient(

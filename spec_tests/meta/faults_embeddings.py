@@ -6,14 +6,8 @@ import numpy as np
 
 from reference.numpy import token_embedding, token_embedding_vjp
 from spec_tests.meta.faults import Fault
-
-
-def _scaled_here_and_there(ids, table, *, scale=1.0):
-    return scale * token_embedding(ids, table, scale=scale)
-
-
-def _divided(ids, table, *, scale=1.0):
-    return token_embedding(ids, table, scale=1 / scale)
+from spec_tests.pitfalls.embeddings import PITFALLS
+from spec_tests.pitfalls.pitfall import right_functions
 
 
 def _scaled_for_one_width(ids, table, *, scale=1.0):
@@ -28,14 +22,6 @@ def _sorted_first(ids, table, *, scale=1.0):
     return token_embedding(np.sort(ids, axis=-1), table, scale=scale)
 
 
-def _wraps(ids, table, *, scale=1.0):
-    return scale * table[ids]
-
-
-def _clamps(ids, table, *, scale=1.0):
-    return scale * table[np.clip(ids, 0, len(table) - 1)]
-
-
 def _wants_int64(ids, table, *, scale=1.0):
     if ids.dtype != np.int64:
         raise TypeError("ids must be int64")
@@ -43,12 +29,6 @@ def _wants_int64(ids, table, *, scale=1.0):
 
 
 # ----------------------------------------------------------------------------------------------------------- gradients
-
-
-def _assigned(cotangent, ids, table, *, scale=1.0):
-    gradient = np.zeros_like(table)
-    gradient[ids] = scale * cotangent  # of a repeated id the last place wins
-    return (gradient,)
 
 
 def _wraps_in_the_gradient(cotangent, ids, table, *, scale=1.0):
@@ -75,13 +55,6 @@ def _gradient_fault(name, function, *fails):
 
 GRADIENTS = [
     _gradient_fault(
-        "assigns instead of adding",
-        _assigned,
-        "the_gradient_of_a_row_gathers_all_places_of_its_token",
-        "gradients_are_those_of_finite_differences",
-        "gradients_agree_with_the_reference",
-    ),
-    _gradient_fault(
         "averages over the places of a token",
         _averaged,
         "the_gradient_of_a_row_gathers_all_places_of_its_token",
@@ -98,23 +71,8 @@ GRADIENTS = [
 ]
 
 FAULTS = [
+    *(Fault(p.id, p.on(right_functions()), p.caught_by) for p in PITFALLS),
     *GRADIENTS,
-    Fault(
-        "token_embedding scales twice",
-        {"token_embedding": _scaled_here_and_there},
-        (
-            "token_embedding.scale_multiplies_once",
-            "token_embedding.the_scale_of_the_original_transformer_is_the_root_of_d_model",
-        ),
-    ),
-    Fault(
-        "token_embedding divides by the scale",
-        {"token_embedding": _divided},
-        (
-            "token_embedding.scale_multiplies_once",
-            "token_embedding.the_scale_of_the_original_transformer_is_the_root_of_d_model",
-        ),
-    ),
     Fault(
         "token_embedding knows one width only",
         {"token_embedding": _scaled_for_one_width},
@@ -132,16 +90,6 @@ FAULTS = [
             "token_embedding.each_token_gets_its_row_of_the_table",
             "token_embedding.a_vector_depends_on_its_own_id_only",
         ),
-    ),
-    Fault(
-        "token_embedding lets negative ids wrap",
-        {"token_embedding": _wraps},
-        ("token_embedding.a_negative_id_raises",),
-    ),
-    Fault(
-        "token_embedding clamps ids",
-        {"token_embedding": _clamps},
-        ("token_embedding.an_id_past_the_table_raises", "token_embedding.a_negative_id_raises"),
     ),
     Fault(
         "token_embedding wants int64",

@@ -6,78 +6,18 @@ import numpy as np
 
 from reference.numpy import layer_norm, layer_norm_vjp
 from spec_tests.meta.faults import Fault
-
-
-def _norm(statistics):
-    """Make a layer norm of a function that gives mean and divisor of (x, eps, variant)."""
-
-    def normed(x, gamma, beta, *, eps=1e-5, variant="standard"):
-        with np.errstate(all="ignore"):
-            mean, divisor = statistics(x, eps, variant)
-            y = (x - mean) / divisor
-        return y * (1 if gamma is None else gamma) + (0 if beta is None else beta)
-
-    return normed
-
-
-def _mean_and_std(x, *, axis=-1, ddof=0):
-    std = x.std(axis=axis, keepdims=True, ddof=ddof) if x.shape[-1] > ddof else np.full((*x.shape[:-1], 1), np.nan)
-    return x.mean(axis=axis, keepdims=True), std
-
-
-def _unbiased(x, eps, variant):
-    mean, std = _mean_and_std(x, ddof=1)
-    return mean, np.sqrt(std**2 + eps)
-
-
-def _eps_outside(x, eps, variant):
-    mean, std = _mean_and_std(x)
-    return mean, std + eps
+from spec_tests.pitfalls.norms import PITFALLS, mean_and_std, norm_by
+from spec_tests.pitfalls.pitfall import right_functions
 
 
 def _eps_inside(x, eps, variant):
-    mean, std = _mean_and_std(x)
+    mean, std = mean_and_std(x)
     return mean, np.sqrt(std**2 + eps)
 
 
 def _eps_squared(x, eps, variant):
-    mean, std = _mean_and_std(x)
+    mean, std = mean_and_std(x)
     return mean, np.sqrt(std**2 + eps**2)
-
-
-def _no_eps(x, eps, variant):
-    return _mean_and_std(x)
-
-
-def _fixed_eps(x, eps, variant):
-    mean, std = _mean_and_std(x)
-    return mean, np.sqrt(std**2 + 1e-12) if variant == "standard" else std + 1e-12
-
-
-def _one_pass(x, eps, variant):
-    mean = x.mean(axis=-1, keepdims=True)
-    return mean, np.sqrt((x**2).mean(axis=-1, keepdims=True) - mean**2 + eps)
-
-
-def _over_the_sequence(x, eps, variant):
-    mean, std = _mean_and_std(x, axis=-2 if x.ndim > 1 else -1)
-    return mean, np.sqrt(std**2 + eps)
-
-
-def _over_everything(x, eps, variant):
-    return x.mean(), np.sqrt(x.var() + eps)
-
-
-def _not_centred(x, eps, variant):
-    return 0, np.sqrt((x**2).mean(axis=-1, keepdims=True) + eps)
-
-
-def _affine_missing(x, gamma, beta, *, eps=1e-5, variant="standard"):
-    return layer_norm(x, None, None, eps=eps, variant=variant)
-
-
-def _gain_is_an_offset_from_1(x, gamma, beta, *, eps=1e-5, variant="standard"):
-    return layer_norm(x, None if gamma is None else 1 + gamma, beta, eps=eps, variant=variant)
 
 
 def _beta_before_gamma(x, gamma, beta, *, eps=1e-5, variant="standard"):
@@ -114,23 +54,10 @@ def _fault(name, function, *fails):
 
 
 FAULTS = [
-    _fault(
-        "divides by d_model - 1",
-        _norm(_unbiased),
-        "every_row_has_variance_var_over_var_plus_eps",
-        "eps_outside_the_root_gives_variance_var_over_std_plus_eps_squared",
-    ),
-    _fault(
-        "puts eps outside the root",
-        _norm(_eps_outside),
-        "every_row_has_variance_var_over_var_plus_eps",
-        "eps_is_1e_5_unless_given",
-        "scaling_a_row_is_scaling_eps_by_the_square",
-        "the_unbiased_deviation_divides_by_one_less",
-    ),
+    *(Fault(p.id, p.on(right_functions()), p.caught_by) for p in PITFALLS if p.dtype == "float64"),
     _fault(
         "puts eps inside the root of every variant",
-        _norm(_eps_inside),
+        norm_by(_eps_inside),
         "eps_outside_the_root_gives_variance_var_over_std_plus_eps_squared",
         "the_unbiased_deviation_divides_by_one_less",
         "scaling_a_row_is_scaling_an_eps_outside_the_root",
@@ -138,63 +65,9 @@ FAULTS = [
     ),
     _fault(
         "squares eps",
-        _norm(_eps_squared),
+        norm_by(_eps_squared),
         "every_row_has_variance_var_over_var_plus_eps",
         "scaling_a_row_is_scaling_eps_by_the_square",
-    ),
-    _fault(
-        "has no eps",
-        _norm(_no_eps),
-        "every_row_has_variance_var_over_var_plus_eps",
-        "a_constant_row_gives_beta",
-        "a_constant_row_gives_zeros_with_eps_outside_the_root",
-    ),
-    _fault(
-        "has an eps of its own",
-        _norm(_fixed_eps),
-        "eps_is_1e_5_unless_given",
-        "every_row_has_variance_var_over_var_plus_eps",
-    ),
-    _fault(
-        "subtracts the square of the mean from the mean of the squares",
-        _norm(_one_pass),
-        "adding_a_constant_to_a_row_changes_nothing",
-    ),
-    _fault(
-        "normalises over the sequence",
-        _norm(_over_the_sequence),
-        "every_row_has_mean_0",
-        "each_row_is_normalised_for_itself",
-        "nan_spoils_its_own_row_only",
-    ),
-    _fault(
-        "normalises over tokens and channels together",
-        _norm(_over_everything),
-        "every_row_has_mean_0",
-        "each_row_is_normalised_for_itself",
-        "nan_spoils_its_own_row_only",
-    ),
-    _fault(
-        "does not subtract the mean",
-        _norm(_not_centred),
-        "every_row_has_mean_0",
-        "adding_a_constant_to_a_row_changes_nothing",
-        "a_constant_row_gives_beta",
-        "a_constant_row_gives_zeros_with_eps_outside_the_root",
-    ),
-    _fault(
-        "leaves out gain and bias",
-        _affine_missing,
-        "gamma_multiplies_and_beta_is_added_channel_by_channel",
-        "gain_and_bias_act_with_eps_outside_the_root",
-        "a_constant_row_gives_beta",
-    ),
-    _fault(
-        "takes the gain for an offset from 1",
-        _gain_is_an_offset_from_1,
-        "gamma_multiplies_and_beta_is_added_channel_by_channel",
-        "gain_and_bias_act_with_eps_outside_the_root",
-        "a_part_that_is_none_is_left_out",
     ),
     _fault(
         "adds beta before it multiplies by gamma",

@@ -11,6 +11,7 @@ import numpy as np
 from reference.numpy import adamw_step, clip_grad_norm, warmup_cosine
 from reference.parameters import leaves, map_tree
 from spec_tests.meta.faults import Fault
+from spec_tests.pitfalls.optimizers import eps_before_correction, norm_after_clipping, warm_up_from_zero
 
 # --------------------------------------------------------------------------------------------- adamw_step
 
@@ -26,10 +27,6 @@ def adam(param, grad, m, v, *, step, lr, beta_1=0.9, beta_2=0.999, eps=1e-8, wei
 def corrected(m, v, beta_1, beta_2, eps, step):
     """Give the right direction."""
     return m / (1 - beta_1**step) / (np.sqrt(v / (1 - beta_2**step)) + eps)
-
-
-def eps_before_correction(m, v, beta_1, beta_2, eps, step):
-    return m / (1 - beta_1**step) * math.sqrt(1 - beta_2**step) / (np.sqrt(v) + eps)
 
 
 def eps_inside_the_root(m, v, beta_1, beta_2, eps, step):
@@ -111,11 +108,6 @@ def each_number_by_itself(grads, *, max_norm):
     return map_tree(lambda grad: np.clip(grad, -max_norm, max_norm), grads), naive_norm(grads)
 
 
-def returns_the_norm_after(grads, *, max_norm):
-    clipped, _ = clip_grad_norm(grads, max_norm=max_norm)
-    return clipped, naive_norm(clipped)
-
-
 def flattens_the_tree(grads, *, max_norm):
     clipped, norm = clip_grad_norm([grad for _, grad in leaves(grads)], max_norm=max_norm)
     return clipped, norm
@@ -136,12 +128,6 @@ def nan_as_zero(grads, *, max_norm):
 def shifted(by):
     """Build a schedule that reads another step."""
     return lambda step, **options: warmup_cosine(max(step + by, 0), **options)
-
-
-def from_zero(step, *, warmup, max_lr, **options: Any):
-    if step < warmup:
-        return np.asarray(max_lr * step / warmup)
-    return warmup_cosine(step, warmup=warmup, max_lr=max_lr, **options)
 
 
 def falling(curve):
@@ -177,7 +163,7 @@ RUN = "transformer.fifty_steps_of_training_are_those_of_the_reference"
 FAULTS = [
     Fault(
         "adam_eps_before_bias_correction",
-        {"adamw_step": moving(eps_before_correction)},
+        {"adamw_step": eps_before_correction},
         ("adamw_step.the_first_step_has_the_size_of_the_learning_rate",),
     ),
     Fault(
@@ -290,7 +276,7 @@ FAULTS = [
     ),
     Fault(
         "clip_returns_the_norm_after",
-        {"clip_grad_norm": returns_the_norm_after},
+        {"clip_grad_norm": norm_after_clipping(clip_grad_norm)},
         ("clip_grad_norm.returns_the_norm_before_clipping",),
     ),
     Fault(
@@ -305,7 +291,7 @@ FAULTS = [
     ),
     Fault(
         "warmup_first_lr_zero",
-        {"warmup_cosine": from_zero},
+        {"warmup_cosine": warm_up_from_zero(warmup_cosine)},
         ("warmup_cosine.the_first_rate_is_not_zero", "warmup_cosine.warm_up_is_a_straight_line"),
     ),
     Fault(
@@ -360,7 +346,7 @@ FAULTS = [
             ("whose moments are those of the first step", "adamw_step", moving(corrected_for_step_one)),
             ("whose decay is in the gradient", "adamw_step", decay_in_the_gradient),
             ("that clips each array by itself", "clip_grad_norm", each_array_by_itself),
-            ("that begins at a rate of 0", "warmup_cosine", from_zero),
+            ("that begins at a rate of 0", "warmup_cosine", warm_up_from_zero(warmup_cosine)),
             ("whose schedule is a step late", "warmup_cosine", shifted(-1)),
         )
     ),

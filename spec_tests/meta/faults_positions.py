@@ -4,54 +4,10 @@ import numpy as np
 
 from reference.numpy import add_positions, add_positions_vjp, sinusoidal_positions
 from spec_tests.meta.faults import Fault
+from spec_tests.pitfalls.pitfall import right_functions
+from spec_tests.pitfalls.positions import PITFALLS
 
 # ------------------------------------------------------------------------------------------- sinusoidal_positions
-
-
-def _table(seq, d_model, base=10000.0, offset=0, exponent=lambda column, d: (column - column % 2) / d):
-    """Give the table with another exponent for each column."""
-    pos, column = np.arange(offset, offset + seq)[:, None], np.arange(d_model)
-    angle = pos / base ** exponent(column, d_model)
-    return np.where(column % 2 == 0, np.sin(angle), np.cos(angle))
-
-
-def _doubled_exponent(seq, d_model, *, base=10000.0, offset=0, dtype=None):
-    return _table(seq, d_model, base, offset, lambda column, d: 2 * (column - column % 2) / d)
-
-
-def _own_frequency_for_the_cosine(seq, d_model, *, base=10000.0, offset=0, dtype=None):
-    return _table(seq, d_model, base, offset, lambda column, d: column / d)
-
-
-def _half_minus_one(seq, d_model, *, base=10000.0, offset=0, dtype=None):
-    return _table(seq, d_model, base, offset, lambda column, d: column // 2 / max(d / 2 - 1, 1))
-
-
-def _whole_number_exponent(seq, d_model, *, base=10000.0, offset=0, dtype=None):
-    return _table(seq, d_model, base, offset, lambda column, d: column // d)
-
-
-def _sines_then_cosines(seq, d_model, *, base=10000.0, offset=0, dtype=None):
-    table = sinusoidal_positions(seq, d_model, base=base, offset=offset)
-    return np.concatenate([table[:, 0::2], table[:, 1::2]], axis=1)
-
-
-def _alternates_over_rows(seq, d_model, *, base=10000.0, offset=0, dtype=None):
-    pos, column = np.arange(offset, offset + seq)[:, None], np.arange(d_model)
-    angle = pos / base ** ((column - column % 2) / d_model)
-    return np.where(pos % 2 == 0, np.sin(angle), np.cos(angle))
-
-
-def _counts_from_1(seq, d_model, *, base=10000.0, offset=0, dtype=None):
-    return sinusoidal_positions(seq, d_model, base=base, offset=offset + 1)
-
-
-def _base_ignored(seq, d_model, *, base=10000.0, offset=0, dtype=None):
-    return sinusoidal_positions(seq, d_model, offset=offset)
-
-
-def _offset_ignored(seq, d_model, *, base=10000.0, offset=0, dtype=None):
-    return sinusoidal_positions(seq, d_model, base=base)
 
 
 def _dtype_ignored(seq, d_model, *, base=10000.0, offset=0, dtype=None):
@@ -78,7 +34,9 @@ def _one_row_at_least(seq, d_model, *, base=10000.0, offset=0, dtype=None):
 
 def _never_refuses(seq, d_model, *, base=10000.0, offset=0, dtype=None):
     with np.errstate(all="ignore"):
-        return _table(max(seq, 0), max(d_model, 1), np.float64(base), offset)
+        pos, column = np.arange(offset, offset + max(seq, 0))[:, None], np.arange(max(d_model, 1))
+        angle = pos / np.float64(base) ** ((column - column % 2) / len(column))
+        return np.where(column % 2 == 0, np.sin(angle), np.cos(angle))
 
 
 def _rows_repeat(seq, d_model, *, base=10000.0, offset=0, dtype=None):
@@ -95,68 +53,6 @@ def _of_sinusoidal_positions(*names):
 
 
 SINUSOIDAL = [
-    Fault(
-        "sinusoidal_positions doubles the exponent",
-        {"sinusoidal_positions": _doubled_exponent},
-        _of_sinusoidal_positions(
-            "each_frequency_is_smaller_than_the_one_before_by_one_factor",
-            "the_base_sets_how_fast_frequencies_fall",
-            "an_odd_width_ends_with_a_sine",
-        ),
-    ),
-    Fault(
-        "sinusoidal_positions gives the cosine a frequency of its own",
-        {"sinusoidal_positions": _own_frequency_for_the_cosine},
-        _of_sinusoidal_positions(
-            "every_pair_lies_on_the_unit_circle",
-            "the_first_pair_turns_by_one_radian_a_position",
-            "a_step_of_k_positions_is_one_fixed_rotation",
-            "dot_products_depend_on_the_distance_only",
-        ),
-    ),
-    Fault(
-        "sinusoidal_positions divides by d_model/2 - 1",
-        {"sinusoidal_positions": _half_minus_one},
-        _of_sinusoidal_positions("each_frequency_is_smaller_than_the_one_before_by_one_factor"),
-    ),
-    Fault(
-        "sinusoidal_positions computes exponents in whole numbers",
-        {"sinusoidal_positions": _whole_number_exponent},
-        _of_sinusoidal_positions("each_frequency_is_smaller_than_the_one_before_by_one_factor"),
-    ),
-    Fault(
-        "sinusoidal_positions puts all sines before all cosines",
-        {"sinusoidal_positions": _sines_then_cosines},
-        _of_sinusoidal_positions(
-            "position_0_is_0_and_1_in_turn",
-            "every_pair_lies_on_the_unit_circle",
-            "the_first_pair_turns_by_one_radian_a_position",
-        ),
-    ),
-    Fault(
-        "sinusoidal_positions alternates over rows",
-        {"sinusoidal_positions": _alternates_over_rows},
-        _of_sinusoidal_positions("position_0_is_0_and_1_in_turn", "every_pair_lies_on_the_unit_circle"),
-    ),
-    Fault(
-        "sinusoidal_positions counts from 1",
-        {"sinusoidal_positions": _counts_from_1},
-        _of_sinusoidal_positions(
-            "position_0_is_0_and_1_in_turn",
-            "the_first_pair_turns_by_one_radian_a_position",
-            "a_step_of_k_positions_is_one_fixed_rotation",
-        ),
-    ),
-    Fault(
-        "sinusoidal_positions ignores base",
-        {"sinusoidal_positions": _base_ignored},
-        _of_sinusoidal_positions("the_base_sets_how_fast_frequencies_fall"),
-    ),
-    Fault(
-        "sinusoidal_positions ignores offset",
-        {"sinusoidal_positions": _offset_ignored},
-        _of_sinusoidal_positions("an_offset_starts_the_table_further_down"),
-    ),
     Fault(
         "sinusoidal_positions ignores dtype",
         {"sinusoidal_positions": _dtype_ignored},
@@ -202,17 +98,6 @@ SINUSOIDAL = [
 # ------------------------------------------------------------------------------------------- add_positions
 
 
-def _row_of_the_batch(x, table, *, offset=0):
-    if x.ndim < 3:
-        return add_positions(x, table, offset=offset)
-    rows = table[np.arange(x.shape[0]) % len(table)]
-    return x + rows.reshape(x.shape[0], *[1] * (x.ndim - 2), x.shape[-1])
-
-
-def _never_added(x, table, *, offset=0):
-    return x
-
-
 def _starts_at_the_first_row(x, table, *, offset=0):
     return x + table[: x.shape[-2]]
 
@@ -232,23 +117,6 @@ def _keeps_one_row_free(x, table, *, offset=0):
 
 
 ADDED = [
-    Fault(
-        "add_positions takes the batch for the sequence",
-        {"add_positions": _row_of_the_batch},
-        (
-            "add_positions.each_token_gets_the_row_of_its_position",
-            "add_positions.equal_tokens_at_different_positions_part",
-        ),
-    ),
-    Fault(
-        "add_positions adds nothing",
-        {"add_positions": _never_added},
-        (
-            "add_positions.each_token_gets_the_row_of_its_position",
-            "add_positions.equal_tokens_at_different_positions_part",
-            "add_positions.a_sequence_may_fill_the_table",
-        ),
-    ),
     Fault(
         "add_positions ignores offset",
         {"add_positions": _starts_at_the_first_row},
@@ -368,4 +236,6 @@ GRADIENTS = [
     ),
 ]
 
-FAULTS = SINUSOIDAL + ADDED + GRADIENTS
+COMMON = [Fault(p.id, p.on(right_functions()), p.caught_by) for p in PITFALLS]
+
+FAULTS = COMMON + SINUSOIDAL + ADDED + GRADIENTS

@@ -9,39 +9,26 @@ import numpy as np
 
 from reference.numpy import next_token_distribution, sample, softmax
 from spec_tests.meta.faults import Fault
-
-
-def by_rank(p: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Give the ids by falling probability, and the rank of each id."""
-    order = np.argsort(-p, axis=-1, kind="stable")
-    return order, np.argsort(order, axis=-1)
-
-
-def renormalised(p: np.ndarray) -> np.ndarray:
-    """Make the rows sum to 1 again."""
-    return p / p.sum(axis=-1, keepdims=True)
-
-
-def masses(p: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Give the mass of each id and all ranks before it, and the mass of the first rank."""
-    order, rank = by_rank(p)
-    total = np.cumsum(np.take_along_axis(p, order, -1), axis=-1)
-    return np.take_along_axis(total, rank, -1), total[..., :1]
-
+from spec_tests.pitfalls.sampling import (
+    by_rank,
+    cumulated_in_float32,
+    exp_without_the_shift,
+    one_number_for_all_rows,
+    renormalised,
+    scores_as_weights,
+    temperature_after_top_p,
+    temperature_divides_by_zero,
+    temperature_zero_means_one,
+    top_k_by_threshold,
+    top_k_keeps_one_more,
+    top_k_never_drops_token_zero,
+    top_p_by_what_is_left,
+    top_p_drops_the_crossing_token,
+    top_p_subtracts_the_first,
+    top_p_that_keeps,
+)
 
 # ----------------------------------------------------------------------------------- next_token_distribution
-
-
-def without_the_shift(logits, *, temperature=1.0, top_k=None, top_p=None):
-    with np.errstate(all="ignore"):
-        p = np.exp(logits / temperature) if temperature else np.eye(logits.shape[-1])[logits.argmax(-1)]
-        return next_token_distribution(np.log(p / p.sum(-1, keepdims=True)), top_k=top_k, top_p=top_p)
-
-
-def scores_as_they_are(logits, **options: Any):
-    with np.errstate(all="ignore"):
-        scores = logits / logits.sum(axis=-1, keepdims=True)
-    return next_token_distribution(logits, **options) if options else scores
 
 
 def log_probabilities(logits, **options: Any):
@@ -53,15 +40,6 @@ def temperature_multiplies(logits, *, temperature=1.0, **options: Any):
     return next_token_distribution(logits * temperature, **options)
 
 
-def temperature_divides_by_zero(logits, *, temperature=1.0, **options: Any):
-    with np.errstate(all="ignore"):
-        return next_token_distribution(logits / np.float64(temperature), **options)
-
-
-def temperature_zero_means_one(logits, *, temperature=1.0, **options: Any):
-    return next_token_distribution(logits, temperature=temperature if temperature > 1e-6 else 1.0, **options)
-
-
 def greedy_takes_the_last_of_equals(logits, **options: Any):
     return next_token_distribution(logits[..., ::-1], **options)[..., ::-1]
 
@@ -70,51 +48,14 @@ def greedy_shares_among_equals(logits, *, temperature=1.0, **options: Any):
     return next_token_distribution(logits, temperature=temperature or 1e-9, **options)
 
 
-def top_k_by_threshold(logits, *, top_k=None, **options: Any):
-    p = next_token_distribution(logits, **options)
-    if top_k is None:
-        return p
-    cut = np.sort(logits, axis=-1)[..., ::-1][..., min(top_k, logits.shape[-1]) - 1, None]
-    return renormalised(np.where(logits >= cut, p, 0))
-
-
-def top_k_keeps_one_more(logits, *, top_k=None, **options: Any):
-    return next_token_distribution(logits, top_k=None if top_k is None else top_k + 1, **options)
-
-
 def top_k_without_renormalising(logits, *, top_k=None, **options: Any):
     p = next_token_distribution(logits, **options)
     return p if top_k is None else np.where(by_rank(logits)[1] < top_k, p, 0)
 
 
-def top_k_never_drops_token_zero(logits, *, top_k=None, **options: Any):
-    p = next_token_distribution(logits, **options)
-    dropped = np.zeros(p.shape, bool) if top_k is None else by_rank(logits)[1] >= top_k
-    return renormalised(np.where(dropped * np.arange(p.shape[-1]) > 0, 0, p))
-
-
-def with_top_p(keeps):
-    """Build one whose top-p keeps `keeps(mass up to each token, p, mass of the first rank, top_p)`."""
-
-    def wrong(logits, *, top_p=None, **options: Any):
-        p = next_token_distribution(logits, **options)
-        if top_p is None:
-            return p
-        reached, first = masses(p)
-        with np.errstate(invalid="ignore"):
-            return renormalised(np.where(keeps(reached, p, first, top_p), p, 0))
-
-    return wrong
-
-
 def top_p_before_top_k(logits, *, temperature=1.0, top_k=None, top_p=None):
     p = next_token_distribution(logits, temperature=temperature, top_p=top_p)
     return p if top_k is None else renormalised(np.where(by_rank(logits)[1] < top_k, p, 0))
-
-
-def top_p_before_temperature(logits, *, temperature=1.0, top_k=None, top_p=None):
-    p = next_token_distribution(logits, temperature=temperature, top_k=top_k)
-    return renormalised(np.where(next_token_distribution(logits, top_k=top_k, top_p=top_p) > 0, p, 0))
 
 
 def one_cut_for_the_batch(logits, *, top_k=None, top_p=None, **options: Any):
@@ -138,6 +79,10 @@ def unchecked(logits, *, temperature=1.0, top_k=None, top_p=None):
     )
 
 
+top_p_goes_one_past_equality = top_p_that_keeps(lambda reached, p, first, top_p: reached - p <= top_p)
+top_p_by_the_rounded_sum = top_p_that_keeps(lambda reached, p, first, top_p: reached - p < top_p)
+
+
 # ------------------------------------------------------------------------------------------------- sample
 
 
@@ -156,14 +101,10 @@ def sample_most_likely(probabilities, uniform):
     return probabilities.argmax(axis=-1)
 
 
-def sample_one_for_all(probabilities, uniform):
-    return np.full(uniform.shape, sample(probabilities, uniform).flat[0])
-
-
 FAULTS = [
     Fault(
         "exp_without_the_shift",
-        {"next_token_distribution": without_the_shift},
+        {"next_token_distribution": exp_without_the_shift(next_token_distribution)},
         (
             "next_token_distribution.shifting_all_logits_changes_nothing",
             "next_token_distribution.a_tiny_temperature_does_not_overflow",
@@ -171,7 +112,7 @@ FAULTS = [
     ),
     Fault(
         "scores_instead_of_probabilities",
-        {"next_token_distribution": scores_as_they_are},
+        {"next_token_distribution": scores_as_weights(next_token_distribution)},
         (
             "next_token_distribution.probabilities_sum_to_one",
             "next_token_distribution.logits_are_log_odds",
@@ -190,12 +131,12 @@ FAULTS = [
     ),
     Fault(
         "temperature_zero_divides",
-        {"next_token_distribution": temperature_divides_by_zero},
+        {"next_token_distribution": temperature_divides_by_zero(next_token_distribution)},
         ("next_token_distribution.temperature_zero_takes_the_largest_logit",),
     ),
     Fault(
         "temperature_zero_means_one",
-        {"next_token_distribution": temperature_zero_means_one},
+        {"next_token_distribution": temperature_zero_means_one(next_token_distribution)},
         (
             "next_token_distribution.temperature_zero_takes_the_largest_logit",
             "next_token_distribution.a_tiny_temperature_does_not_overflow",
@@ -217,7 +158,7 @@ FAULTS = [
     ),
     Fault(
         "top_k_ties_keep_more_than_k",
-        {"next_token_distribution": top_k_by_threshold},
+        {"next_token_distribution": top_k_by_threshold(next_token_distribution)},
         (
             "next_token_distribution.top_k_keeps_exactly_k",
             "next_token_distribution.top_k_breaks_a_tie_by_the_lowest_ids",
@@ -225,7 +166,7 @@ FAULTS = [
     ),
     Fault(
         "top_k_off_by_one",
-        {"next_token_distribution": top_k_keeps_one_more},
+        {"next_token_distribution": top_k_keeps_one_more(next_token_distribution)},
         (
             "next_token_distribution.top_k_keeps_exactly_k",
             "next_token_distribution.top_k_keeps_the_largest_and_renormalises",
@@ -238,32 +179,40 @@ FAULTS = [
     ),
     Fault(
         "top_k_penalty_multiplied_by_token_id",
-        {"next_token_distribution": top_k_never_drops_token_zero},
+        {"next_token_distribution": top_k_never_drops_token_zero(next_token_distribution)},
         ("next_token_distribution.renaming_the_tokens_renames_what_top_k_keeps",),
     ),
     Fault(
         "top_p_drops_crossing_token",
-        {"next_token_distribution": with_top_p(lambda reached, p, first, top_p: reached <= top_p)},
+        {"next_token_distribution": top_p_drops_the_crossing_token(next_token_distribution)},
         ("next_token_distribution.top_p_keeps_the_smallest_set_that_reaches_p",),
     ),
     Fault(
         "top_p_exclusive_sum_by_first_element",
-        {"next_token_distribution": with_top_p(lambda reached, p, first, top_p: reached - first < top_p)},
+        {"next_token_distribution": top_p_subtracts_the_first(next_token_distribution)},
         ("next_token_distribution.top_p_keeps_the_smallest_set_that_reaches_p",),
     ),
     Fault(
         "top_p_goes_one_past_equality",
-        {"next_token_distribution": with_top_p(lambda reached, p, first, top_p: reached - p <= top_p)},
+        {
+            "next_token_distribution": top_p_that_keeps(lambda reached, p, first, top_p: reached - p <= top_p)(
+                next_token_distribution
+            )
+        },
         ("next_token_distribution.top_p_stops_where_the_mass_is_exactly_p",),
     ),
     Fault(
         "top_p_small_masks_everything",
-        {"next_token_distribution": with_top_p(lambda reached, p, first, top_p: 1 - reached + p > 1 - top_p)},
+        {"next_token_distribution": top_p_by_what_is_left(next_token_distribution)},
         ("next_token_distribution.a_tiny_top_p_keeps_the_first_token",),
     ),
     Fault(
         "top_p_of_one_goes_by_the_rounded_sum",
-        {"next_token_distribution": with_top_p(lambda reached, p, first, top_p: reached - p < top_p)},
+        {
+            "next_token_distribution": top_p_that_keeps(lambda reached, p, first, top_p: reached - p < top_p)(
+                next_token_distribution
+            )
+        },
         ("next_token_distribution.a_top_p_of_one_keeps_every_token",),
     ),
     Fault(
@@ -273,7 +222,7 @@ FAULTS = [
     ),
     Fault(
         "temperature_order_with_top_p",
-        {"next_token_distribution": top_p_before_temperature},
+        {"next_token_distribution": temperature_after_top_p(next_token_distribution)},
         ("next_token_distribution.top_p_measures_what_temperature_made",),
     ),
     Fault(
@@ -311,8 +260,13 @@ FAULTS = [
     ),
     Fault(
         "rng_shared_across_batch_rows",
-        {"sample": sample_one_for_all},
-        ("sample.draws_the_id_whose_interval_holds_the_number",),
+        {"sample": one_number_for_all_rows(sample)},
+        ("sample.draws_the_id_whose_interval_holds_the_number", "sample.each_row_is_drawn_by_itself"),
+    ),
+    Fault(
+        "cumsum_low_precision_loses_tail",
+        {"sample": cumulated_in_float32},
+        ("sample.a_rare_id_after_a_likely_one_is_drawn",),
     ),
     Fault(
         "sample_includes_the_upper_end",

@@ -111,6 +111,37 @@ def test_split_is_one_cut_at_nine_tenths(length: int) -> None:
     assert len(train) == length * 9 // 10
 
 
+@settings(deadline=None)
+@given(st.integers(0, 2**32), st.integers(1, 6), st.permutations(range(128)))
+def test_validation_reads_nothing_that_training_reads(
+    tmp_path_factory: pytest.TempPathFactory, seed: int, seq: int, text: list[int]
+) -> None:
+    """No place of a text is read, as an id or as a target, both in training and in validation.
+
+    Each byte of the text stands once, and so tells its place. Evaluation reads every place of a part.
+    """
+    path = tmp_path_factory.mktemp("parts") / "text"
+    path.write_bytes(bytes(text))
+    read: list[set[int]] = []
+    for part in data.datasets(str(path), seq=seq, batch_size=40, seed=seed):
+        batches = [part.batch(step) for step in range(60)] + list(part.evaluation())
+        read.append({int(token) for ids, targets in batches for token in (*ids.flat, *targets.flat)} - {IGNORED})
+    assert read[0] & read[1] == set()
+    assert read[0] | read[1] == set(text)
+
+
+@settings(deadline=None)
+@given(st.integers(0, 2**32), st.integers(1, 9), st.integers(1, 4), st.integers(0, 40))
+def test_sequences_come_in_the_order_of_their_step(seed: int, count: int, batch_size: int, resumed: int) -> None:
+    """Sequences that are first asked for in a later epoch come as they do to who has asked from the beginning."""
+    sequences = np.arange(2 * count).reshape(count, 2)
+    whole, rest = (ShuffledSequences(sequences=sequences, batch_size=batch_size, seed=seed) for _ in range(2))
+    asked = [whole.batch(step) for step in range(resumed + 8)]
+    for step in range(resumed, resumed + 8):
+        for once, again in zip(asked[step], rest.batch(step), strict=True):
+            np.testing.assert_array_equal(once, again)
+
+
 def test_random_data_is_the_tutorials(tmp_path: Path) -> None:
     """`random` is 1,000 sequences of 64 ids with a target each, in epochs of 32 batches, and 112 more."""
     train, held_out = data.datasets("random", seq=64, batch_size=32, seed=5)

@@ -1,0 +1,327 @@
+"""How strong the suite is: what catches each pitfall, and how far our own errors stay below their bounds.
+
+`python -m spec_tests.pitfalls.strength` runs every property on every pitfall and look-alike that it could be about, and
+every property with a bound on our two backends; it prints the figures, writes docs/strength.md, and fails where one
+falls short.
+"""
+
+import fnmatch
+import os
+import secrets
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from reference.shape_checks import unchecked
+from spec_tests import judge
+from spec_tests.pitfalls.pitfall import Equivalence, Pitfall, Variant, all_variants, equivalences, pitfalls
+from spec_tests.search import catches, searching
+from spec_tests.spec import Property, all_properties
+
+REPORT = Path(__file__).parents[2] / "docs" / "strength.md"
+EXAMPLES = 12
+"""So many inputs each property draws before a pitfall has passed it."""
+FRESH = 100_000
+"""So many inputs are drawn, in all, on which our own errors are compared with their bounds."""
+SHARE = 0.1
+"""Of its bound, the most that an error of ours may be."""
+BY_PROPERTIES = 0.85
+"""Of the pitfalls, the least that must be caught without an oracle."""
+BACKENDS = ("reference.numpy", "reference.torch")
+WORKERS = min(2, os.cpu_count() or 1)
+
+
+@dataclass(frozen=True)
+class Caught:
+    """What catches a pitfall, by kind; for a look-alike, what raises a false alarm."""
+
+    id: str
+    properties: tuple[str, ...] = ()
+    equivalence: tuple[str, ...] = ()
+    gradients: tuple[str, ...] = ()
+
+    @property
+    def by_anything(self) -> tuple[str, ...]:
+        """Name all that catches it, what needs no oracle first."""
+        return (*self.properties, *self.equivalence, *self.gradients)
+
+
+@dataclass(frozen=True)
+class Margin:
+    """How near to its bound the largest error of a property came, on one backend."""
+
+    id: str
+    backend: str
+    share: float
+    examples: int
+
+
+@dataclass(frozen=True)
+class Strength:
+    """All figures of one run."""
+
+    seed: int
+    caught: tuple[Caught, ...]
+    alarms: tuple[Caught, ...]
+    margins: tuple[Margin, ...]
+    idle: tuple[str, ...] = field(default=())  # properties that catch no pitfall
+
+    @property
+    def missed(self) -> list[str]:
+        """Name the pitfalls that nothing catches."""
+        return [caught.id for caught in self.caught if not caught.by_anything]
+
+    @property
+    def by_properties(self) -> int:
+        """Count the pitfalls that properties alone catch."""
+        return sum(bool(caught.properties) for caught in self.caught)
+
+    @property
+    def false_alarms(self) -> list[Caught]:
+        """Give the look-alikes that something fails."""
+        return [alarm for alarm in self.alarms if alarm.by_anything]
+
+    @property
+    def too_near(self) -> list[Margin]:
+        """Give the properties whose errors come too near to their bounds."""
+        return [margin for margin in self.margins if margin.share > SHARE]
+
+    @property
+    def examples(self) -> int:
+        """Count the inputs on which errors were compared with bounds."""
+        return sum(margin.examples for margin in self.margins)
+
+    @property
+    def passed(self) -> bool:
+        """Say whether every figure is what it must be."""
+        enough = self.by_properties >= BY_PROPERTIES * len(self.caught) and self.examples >= FRESH
+        return enough and not (self.missed or self.false_alarms or self.too_near)
+
+
+# -------------------------------------------------------------------------------------------- pitfalls and look-alikes
+
+
+def about(variant: Variant) -> list[Property]:
+    """Give the properties that call what the variant changes."""
+    return [prop for prop in all_properties() if set(prop.needs) & set(variant.touches)]
+
+
+def catch(variant_id: str, seed: int) -> Caught:
+    """Put every property to a variant that it could be about; of a program, the tests that it names."""
+    (variant,) = (v for v in all_variants() if v.id == variant_id)
+    outside = variant.outside if isinstance(variant, Equivalence) else ()
+    found: dict[str, list[str]] = {"properties": [], "equivalence": [], "gradients": []}
+    for prop in about(variant):
+        if any(fnmatch.fnmatchcase(prop.id, glob) for glob in outside) or not prop.is_asked_of(variant.subject()):
+            continue
+        if catches(prop, variant.subject(), examples=EXAMPLES, seed=seed):
+            kind = "gradients" if prop.gradient else "equivalence" if _has_oracle(prop) else "properties"
+            found[kind].append(prop.id)
+    if isinstance(variant, Pitfall) and variant.programs:
+        from spec_tests.pitfalls.programs import caught
+
+        found["equivalence" if variant.golden else "properties"] += caught(variant)
+    return Caught(variant_id, **{kind: tuple(ids) for kind, ids in found.items()})
+
+
+def _has_oracle(prop: Property) -> bool:
+    return prop.function.statement.oracle
+
+
+# ---------------------------------------------------------------------------------------------------- our own errors
+
+
+def margin(prop_id: str, backend: str, examples: int, seed: int) -> Margin | None:
+    """Draw examples of a property on one of our backends; None where it compares nothing with a bound."""
+    from spec_tests.subjects.loading import load
+
+    (prop,) = (p for p in all_properties() if p.id == prop_id)
+    subject = load(backend).subject
+    subject.strict = False  # errors against the whole of the bound, not the tenth that we are held to
+    if not prop.is_asked_of(subject):
+        return None
+    shares: list[float] = []
+    draw = searching(prop.function, examples=examples, seed=seed)
+    with unchecked(), watching(shares.append), _counting(subject, shares) as counted, draw:
+        prop.run(subject)
+    return Margin(prop_id, backend, max(shares), counted()) if shares else None
+
+
+@contextmanager
+def watching(observe: Callable[[float], None]) -> Iterator[None]:
+    """Be told of each comparison with a bound how large the error is, as a share of it."""
+    judge.observers.append(observe)
+    try:
+        yield
+    finally:
+        judge.observers.remove(observe)
+
+
+@contextmanager
+def _counting(subject: Any, shares: list[float]) -> Iterator[Callable[[], int]]:
+    """Count the examples in which something was compared with a bound."""
+    counted, compared, begin = 0, 0, subject.begin_example
+
+    def close_example() -> None:
+        nonlocal counted, compared
+        counted += len(shares) > compared
+        compared = len(shares)
+
+    def begin_example() -> None:
+        close_example()
+        begin()
+
+    def total() -> int:
+        close_example()
+        return counted
+
+    subject.begin_example = begin_example
+    yield total
+
+
+# --------------------------------------------------------------------------------------------------------- all of it
+
+
+def measure(seed: int, *, fresh: int = FRESH, say: Callable[[str], None] = lambda line: None) -> Strength:
+    """Measure everything, on as many processes as there are cores (two at most)."""
+    started = time.monotonic()
+    with ProcessPoolExecutor(WORKERS) as pool:
+        mistakes = list(pool.map(catch, [p.id for p in pitfalls()], [seed] * len(pitfalls())))
+        say(f"{len(mistakes)} pitfalls, {time.monotonic() - started:.0f} s")
+        alarms = list(pool.map(catch, [e.id for e in equivalences()], [seed] * len(equivalences())))
+        say(f"{len(alarms)} look-alikes, {time.monotonic() - started:.0f} s")
+        margins = list(_margins(pool, seed, fresh))
+        say(f"{sum(m.examples for m in margins):,} examples against their bounds, {time.monotonic() - started:.0f} s")
+    used = {prop_id for caught in mistakes for prop_id in caught.by_anything}
+    touched = {name for pitfall in pitfalls() for name in pitfall.touches}
+    idle = tuple(p.id for p in all_properties() if p.id not in used and set(p.needs) & touched)
+    return Strength(seed, tuple(mistakes), tuple(alarms), tuple(margins), idle)
+
+
+def _margins(pool: ProcessPoolExecutor, seed: int, fresh: int) -> Iterable[Margin]:
+    # compared with itself the reference is never off: oracles say something of PyTorch only
+    wanted = [(p.id, backend) for backend in BACKENDS for p in all_properties()
+              if backend != "reference.numpy" or not _has_oracle(p)]  # fmt: skip
+    first = [m for m in _map_margins(pool, wanted, 2, seed) if m is not None]
+    each = -(-fresh // len(first)) + 1  # Hypothesis sometimes has no more inputs to draw
+    return [m for m in _map_margins(pool, [(m.id, m.backend) for m in first], each, seed) if m is not None]
+
+
+def _map_margins(
+    pool: ProcessPoolExecutor, wanted: list[tuple[str, str]], examples: int, seed: int
+) -> Iterator[Margin | None]:
+    ids, backends = zip(*wanted, strict=True)
+    return pool.map(margin, ids, backends, [examples] * len(ids), [seed] * len(ids), chunksize=4)
+
+
+# ---------------------------------------------------------------------------------------------------------- in words
+
+
+def figures(strength: Strength) -> list[str]:
+    """Say the figures, a line each."""
+    n = len(strength.caught)
+    kinds = {
+        "properties alone": strength.by_properties,
+        "the comparison with the reference": sum(bool(c.equivalence) for c in strength.caught),
+        "properties of gradients": sum(bool(c.gradients) for c in strength.caught),
+    }
+    worst = max(strength.margins, key=lambda m: m.share)
+    return [
+        f"{n - len(strength.missed)} of {n} coded pitfalls are caught ({_percent(n - len(strength.missed), n)})",
+        *(f"{count} of them by {kind} ({_percent(count, n)})" for kind, count in kinds.items()),
+        f"{len(strength.false_alarms)} false alarms on {len(strength.alarms)} look-alikes",
+        f"{strength.examples:,} fresh examples on the two backends: the largest error is {worst.share:.3f} of its "
+        f"bound, of which {SHARE} is allowed ({worst.id}, {worst.backend})",
+    ]
+
+
+def _percent(part: int, whole: int) -> str:
+    return f"{100 * part / whole:.1f} %" if whole else "of none"
+
+
+def page(strength: Strength) -> str:
+    """Write docs/strength.md."""
+    by_id = {pitfall.id: pitfall for pitfall in pitfalls()}
+    lines = [
+        "# How strong the suite is",
+        "",
+        "Written by `make strength`, which puts every property to every known mistake that it could be about, with",
+        f"up to {EXAMPLES} inputs (seed {strength.seed}), and measures our own errors against their bounds.",
+        "",
+        *(f"- {line}" for line in figures(strength)),
+        "",
+        "## What catches each mistake",
+        "",
+        "A property needs no oracle: it states something true. The comparison is that with the NumPy reference.",
+        "Gradients are those that a mistake comes with; most are made in the forward pass alone.",
+        "",
+        "| mistake | what the code does | properties | comparison | gradients | caught first by |",
+        "| --- | --- | ---: | ---: | ---: | --- |",
+    ]
+    for caught in strength.caught:
+        counts = (str(len(ids) or "·") for ids in (caught.properties, caught.equivalence, caught.gradients))
+        first = caught.by_anything[0] if caught.by_anything else "**nothing**"
+        lines.append(f"| `{caught.id}` | {_cell(by_id[caught.id].does)} | {' | '.join(counts)} | `{first}` |")
+    golden = [p for p in by_id.values() if p.golden]
+    lines += ["", "## What only a value from elsewhere can tell", ""]
+    lines += [f"- `{p.id}`: {p.golden}" for p in golden] or ["Nothing."]
+    lines += ["", "## What looks like a mistake and is none", ""]
+    lines += [_look_alike(alarm) for alarm in strength.alarms]
+    lines += [
+        "", "## The errors of our own backends that come nearest to their bounds", "",
+        "| property | backend | largest error, of its bound | examples |", "| --- | --- | ---: | ---: |",
+    ]  # fmt: skip
+    nearest = sorted(strength.margins, key=lambda m: -m.share)[:12]
+    lines += [f"| `{m.id}` | {m.backend} | {m.share:.3f} | {m.examples:,} |" for m in nearest]
+    lines += [
+        "", "## Properties that catch none of these mistakes", "",
+        f"{len(strength.idle)} properties of components with coded mistakes caught none of them. Each has been seen to",
+        "fail all the same, on code broken on purpose for it (`spec_tests/meta/faults_*.py`): they watch for mistakes",
+        "that nobody has reported yet, refusals of bad input most of all.", "",
+        *(f"- `{name}`{': ' if any(cases) else ''}{', '.join(cases)}" for name, cases in _folded(strength.idle)),
+    ]  # fmt: skip
+    return "\n".join(lines) + "\n"
+
+
+def _look_alike(alarm: Caught) -> str:
+    (known,) = (e for e in equivalences() if e.id == alarm.id)
+    verdict = f"**fails {', '.join(alarm.by_anything)}**" if alarm.by_anything else "passes"
+    return f"- `{known.id}`: {known.says} Holds {known.condition}: {verdict}."
+
+
+def _folded(ids: Iterable[str]) -> Iterator[tuple[str, list[str]]]:
+    """Give each property's name with its cases."""
+    cases: dict[str, list[str]] = {}
+    for prop_id in ids:
+        component, name, *case = prop_id.split(".")
+        cases.setdefault(f"{component}.{name}", []).extend(case)
+    yield from cases.items()
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|")
+
+
+def main() -> int:
+    """Measure, print, write the page; 1 where a figure falls short."""
+    seed = int(sys.argv[1]) if len(sys.argv) > 1 else secrets.randbits(32)
+    strength = measure(seed, say=lambda line: print(f"... {line}", flush=True))
+    print(*figures(strength), sep="\n")
+    for name in strength.missed:
+        print(f"missed: {name}")
+    for alarm in strength.false_alarms:
+        print(f"false alarm: {alarm.id}: {', '.join(alarm.by_anything)}")
+    for near in strength.too_near:
+        print(f"too near its bound: {near.id} on {near.backend}: {near.share:.2f}")
+    REPORT.write_text(page(strength), encoding="utf-8")
+    print(f"written: {REPORT.name}" if strength.passed else "the suite falls short of a figure")
+    return 0 if strength.passed else 1
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
