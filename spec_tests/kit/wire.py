@@ -73,8 +73,12 @@ def decode(value: Any) -> Any:
 
 def encode_call(call: Call) -> dict[str, Any]:
     """Give the JSON form of a recorded call."""
-    options = {name: encode(value) for name, value in call.options.items()}
-    return {"component": call.component, "args": [encode(arg) for arg in call.args], "options": options}
+
+    def given(value: Any) -> Any:  # what NumPy's arithmetic has made of a number is a number
+        return encode(value.item() if isinstance(value, np.generic) else value)
+
+    options = {name: given(value) for name, value in call.options.items()}
+    return {"component": call.component, "args": [given(arg) for arg in call.args], "options": options}
 
 
 def decode_call(data: dict[str, Any]) -> Call:

@@ -21,6 +21,7 @@ Every name is one of the contract's: an argument (`n_heads`, `eps`, `mask`), a p
 
 import inspect
 from collections.abc import Callable, Mapping
+from contextvars import ContextVar
 from typing import Any
 
 import numpy as np
@@ -33,6 +34,9 @@ from spec_tests.subjects.contract import signature as contract_signature
 
 Weight = str | list[str] | Callable[..., Any]
 """`"w_q.T"`, a list of such to be put together along the first axis, or a function of arguments by name."""
+
+before_running: ContextVar[Callable[[nn.Module], None] | None] = ContextVar("before_running", default=None)
+"""Gets the module with its weights in place, if anybody wants to put hooks on it."""
 
 
 def from_module(
@@ -81,6 +85,8 @@ def from_module(
         )
         module = module.to(dtype).eval()
         state = load_weights(module, weights, arguments)
+        if (watch := before_running.get()) is not None:
+            watch(module)
 
         def run(module: nn.Module) -> Any:
             return call(module, **_chosen(call, arguments)) if call else module(arguments[first])
@@ -92,6 +98,7 @@ def from_module(
 
     offered.__name__, offered.__doc__ = component, f"{component} by {getattr(build, '__name__', 'a module')}."
     offered.__signature__ = signature
+    offered.weights = weights
     offered.arrays = "torch"
     return offered
 
