@@ -41,6 +41,7 @@ class Statement:
     oracle: bool
     gradient: bool
     own: bool
+    conventions: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -72,13 +73,15 @@ def states(
     oracle: bool = False,
     gradient: bool = False,
     own: bool = False,
+    conventions: Iterable[str] = (),
 ) -> Callable:
     """Declare a test function to be a property of `component`, or of the component of each of `cases`.
 
     `needs` names further components that the property calls; a subject without them is not asked. `oracle` says that it
     compares with the NumPy reference, which is no test of that reference itself. `gradient` says that it is about the
     component's gradient, `<component>_vjp`, which it needs besides; with `own` it is about functions that somebody
-    wrote for it, and not put to gradients that autograd finds.
+    wrote for it, and not put to gradients that autograd finds. With `conventions` it is put to those subjects only that
+    declare one of them about the component.
     """
 
     def declare(function: Callable[..., None]) -> Callable[..., None]:
@@ -88,7 +91,7 @@ def states(
             raise TypeError(f"{function.__name__}: state one component or some cases, not both and not neither")
         if hasattr(function, "hypothesis"):
             function.hypothesis.inner_test = _one_example(function.hypothesis.inner_test)
-        function.statement = Statement(component, tuple(cases), tuple(needs), oracle, gradient, own)
+        function.statement = Statement(component, tuple(cases), tuple(needs), oracle, gradient, own, tuple(conventions))
         return function
 
     return declare
@@ -127,8 +130,10 @@ def needs_of(function: Callable[..., None], component: str) -> tuple[str, ...]:
 
 def is_asked_of(subject: Any, function: Callable[..., None], component: str) -> bool:
     """Say whether a subject has what a test function about this component calls."""
-    needs = needs_of(function, component)
-    return all(map(subject.offers, needs)) and not (function.statement.own and any(map(subject.by_autograd, needs)))
+    needs, statement = needs_of(function, component), function.statement
+    if statement.conventions and not set(statement.conventions) & set(subject.declared(component)):
+        return False
+    return all(map(subject.offers, needs)) and not (statement.own and any(map(subject.by_autograd, needs)))
 
 
 def properties_of(function: Callable[..., None]) -> Iterator[Property]:
@@ -152,7 +157,7 @@ def all_properties() -> tuple[Property, ...]:
     """Collect every property from `test_contract.py` and the `test_<stem>.py` beside it, in their order."""
     found: list[Property] = []
     # training and generation are no components: their tests are about our own programs, and would import torch
-    stems = {"contract", *(component.stem for component in COMPONENTS.values())}
+    stems = {"contract", "conventions", *(component.stem for component in COMPONENTS.values())}
     for module_info in pkgutil.iter_modules(spec_tests.__path__):
         if module_info.name.removeprefix("test_") in stems:
             module = importlib.import_module(f"spec_tests.{module_info.name}")

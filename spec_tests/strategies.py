@@ -40,9 +40,9 @@ def axes(draw: Any, *, batch: bool = True, batched: bool = False, **fixed: int) 
 
     heads_d_k and heads_d_v follow from heads, d_k and d_v; max_len is never less than seq. `fixed` sets some.
     """
-    names = [n for n in ("seq", "q_seq", "k_seq", "d_model", "heads", "d_k", "d_v", "d_ff", "vocab") if n not in fixed]
+    names = [n for n in ("k_seq", "q_seq", "seq", "d_model", "heads", "d_k", "d_v", "d_ff", "vocab") if n not in fixed]
     kinds = draw(st.integers(int(batched), 2)) if batch else 0
-    # seven sizes for more names than seven: q_seq and seq never meet in one signature, nor do vocab and heads
+    # seven sizes for nine names: d_ff gets that of k_seq, and vocab that of q_seq, which it never meets in a signature
     sizes = draw(st.permutations([size for size in range(1, 8) if size not in fixed.values()]))
     drawn = {name: sizes[i % len(sizes)] for i, name in enumerate(names)}
     sizes_of = {**drawn, **fixed, "batch": tuple(draw(st.permutations((1, 2, 3)))[:kinds])}

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -9,16 +10,28 @@ import numpy as np
 import reference.config
 from reference.config import ModelConfig
 from spec_tests.kit.wire import decode, decode_call
+from spec_tests.subjects import conventions
 from spec_tests.subjects.contract import Call, gradient_arguments, plain, signature
+from spec_tests.subjects.conventions import Declared
 
 Manners = Mapping[str, tuple[str, bool]]
 """What arrays each function gets, and whether it is a gradient that autograd takes; see `Subject.manners`."""
 
 
 def reproduction(
-    calls: list[dict[str, Any]], *, import_code: str, manners: Manners, dtype: str, got: Any = None, should: Any = None
+    calls: list[dict[str, Any]],
+    *,
+    import_code: str,
+    manners: Manners,
+    dtype: str,
+    declared: Mapping[str, Declared] = MappingProxyType({}),
+    got: Any = None,
+    should: Any = None,
 ) -> str | None:
-    """Write the lines that make these calls and print what came and what should have come; None without a call."""
+    """Write the lines that make these calls and print what came and what should have come; None without a call.
+
+    What the subject declares is minded: the lines show what it is really given.
+    """
     distinct: list[Call] = []
     seen: set[str] = set()
     for data in calls:
@@ -27,7 +40,7 @@ def reproduction(
             distinct.append(decode_call(data))
     if not distinct:
         return None
-    writer = _Writer(manners, np.dtype(dtype))
+    writer = _Writer(manners, np.dtype(dtype), declared)
     lines: list[str] = []
     for number, call in enumerate(distinct, 1):
         suffix = f"_{number}" if len(distinct) > 1 else ""
@@ -40,8 +53,8 @@ def reproduction(
 
 
 class _Writer:
-    def __init__(self, manners: Manners, dtype: np.dtype) -> None:
-        self.manners, self.dtype = manners, dtype
+    def __init__(self, manners: Manners, dtype: np.dtype, declared: Mapping[str, Declared]) -> None:
+        self.manners, self.dtype, self.declared = manners, dtype, declared
         self.packages, self.config_names, self.trees = set[str](), set[str](), False
 
     def imports(self) -> list[str]:
@@ -60,6 +73,8 @@ class _Writer:
 
     def call(self, call: Call, suffix: str) -> list[str]:
         arrays, by_autograd = self.manners.get(call.component, ("numpy", False))
+        translated = conventions.translated(call, self.declared.get(plain(call.component), {}))
+        call = translated.call
         names = list(signature(call.component).parameters)
         names += [f"argument_{i}" for i in range(len(names), len(call.args))]
         lines: list[str] = []
@@ -81,6 +96,7 @@ class _Writer:
             lines += self.autograd(arrays, result, of_component, args[0], wanted)
         else:
             lines.append(f"{result} = subject.{call.component}({', '.join(args)})")
+        lines += [line.format(got=result) for line in translated.lines]
         lines.append(f"print('{result:<8}', {result})")
         return lines
 

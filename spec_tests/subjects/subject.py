@@ -5,6 +5,9 @@ the options that differ from their defaults), and brings back NumPy arrays of th
 
 `subject.layer_norm_vjp(cotangent, x, gamma, beta)` gives gradients, as a tuple: those of their own function of that
 name if there is one, else for functions of tensors those of autograd.
+
+What a subject declares as its `conventions` (see `conventions.py`) is minded in every call: properties speak the
+contract's language, and the subject hears its own.
 """
 
 import copy
@@ -18,6 +21,7 @@ import numpy as np
 
 from reference.components import COMPONENTS
 from spec_tests.judge import Mismatch, SubjectRaised, Unsupported
+from spec_tests.subjects import conventions
 from spec_tests.subjects.autograd import Arguments, import_jax, jax_gradients, torch_gradients
 from spec_tests.subjects.contract import (
     VJP,
@@ -50,6 +54,8 @@ class Subject:
         if self.arrays == "jax":
             import_jax()  # before any of its arrays is made, as far as that is in our hands
         self.dtype = np.dtype(getattr(namespace, "dtype", "float64"))
+        declared = getattr(namespace, "conventions", {})  # a package may have a module of this name
+        self.conventions = conventions.read({} if isinstance(declared, ModuleType) else declared)
         self.calls: list[Call] = []
         self.last_result: Any = None
         self.last_given: tuple[Any, Any] = ((), {})
@@ -90,6 +96,14 @@ class Subject:
         names = (name for component in COMPONENTS for name in (component, component + VJP))
         return {name: (self.arrays_of(name), self.by_autograd(name)) for name in names if self.offers(name)}
 
+    def declared(self, component: str) -> conventions.Declared:
+        """Give what is declared about a component, by the names of its conventions."""
+        return self.conventions.get(plain(component), {})
+
+    def given(self, call: Call) -> Call:
+        """Give a call of the contract as the subject gets it: translated by what it declares."""
+        return conventions.translated(call, self.declared(call.component)).call
+
     def _has(self, name: str) -> bool:
         return callable(getattr(self.namespace, name, None))
 
@@ -116,18 +130,20 @@ class Subject:
             raise Unsupported(f"{self.name} does not offer {lacking}{plain(component)}")
         arrays = self.arrays_of(component)
         function = getattr(self.namespace, component if self._has(component) else plain(component))
+        translated = conventions.translated(call, self.declared(component))
+        theirs, asked = translated.call, conventions.of_the_contract(call)
         _refuse_unknown_options(
-            function, Call(plain(component), args[1:], options) if self.by_autograd(component) else call
+            function, Call(plain(component), theirs.args[1:], theirs.options) if self.by_autograd(component) else theirs
         )
-        given = [self._hand_over(arg, arrays) for arg in args]
-        given_options = {name: self._hand_over(value, arrays) for name, value in options.items()}
+        given = [self._hand_over(arg, arrays) for arg in theirs.args]
+        given_options = {name: self._hand_over(value, arrays) for name, value in theirs.options.items()}
         self.last_given = (given, given_options)
         self.before_call(call)
         raised: BaseException | None = None
         try:
             with _default_dtype(arrays, self.dtype):
                 if self.by_autograd(component):
-                    result = self._differentiate(function, call, given, given_options)
+                    result = self._differentiate(function, asked, given, given_options)
                 else:
                     result = function(*given, **given_options)
         except NotImplementedError as lacking:
@@ -142,9 +158,9 @@ class Subject:
             # Raised out here it has no context, by which Hypothesis would tell one failure from another.
             raise SubjectRaised(component, raised) from raised
         read = _read_gradients if is_gradient(component) else to_numpy
-        self.last_result = result = read(result, component)
+        self.last_result = result = translated.back(read(result, component))
         if not self._wants_error:
-            check_result(call, result)
+            check_result(asked, result)
         return result
 
     def _differentiate(self, function: Callable[..., Any], call: Call, given: list, given_options: dict) -> tuple:
@@ -263,7 +279,8 @@ def to_numpy(value: Any, component: str) -> Any:
     """Read a result: arrays, tensors and numbers become NumPy arrays, in tuples, lists and dicts too."""
     if isinstance(value, Mapping):
         return {name: to_numpy(part, component) for name, part in value.items()}
-    if isinstance(value, list | tuple) and not all(isinstance(part, int | float | bool) for part in value):
+    numbers = isinstance(value, list | tuple) and value and all(isinstance(part, int | float) for part in value)
+    if isinstance(value, list | tuple) and not numbers:
         return type(value)(to_numpy(part, component) for part in value)
     if hasattr(value, "detach"):  # a torch tensor, wherever it lives; NumPy has no bfloat16
         value = value.detach().cpu()

@@ -16,6 +16,8 @@ from reference.parameters import leaves, map_tree
 from spec_tests.subjects.modules import from_module
 
 arrays = "torch"
+conventions = {"scaled_dot_product_attention": {"causal": "first_key"}}
+"""is_causal aligns both sequences at the first token; they differ from the specification unless q_seq = k_seq."""
 
 ACTIVATIONS = {"relu": nn.ReLU, "gelu": nn.GELU, "gelu_tanh": lambda: nn.GELU(approximate="tanh")}
 
