@@ -1,8 +1,9 @@
-"""Find a subject: a shipped one by name, a dotted module, a Python file, or any namespace that is already there."""
+"""Find a subject: shipped under a short name, a dotted module, a Python file, a command, or any namespace at hand."""
 
 import importlib
 import importlib.util
 import os
+import shlex
 import sys
 import traceback
 from collections.abc import Iterator, Mapping
@@ -14,10 +15,14 @@ from typing import Any
 
 from reference.components import COMPONENTS
 from spec_tests.subjects.contract import is_gradient, plain
+from spec_tests.subjects.process import CannotStart, Process
 from spec_tests.subjects.subject import Subject
 
 SHIPPED = {"torch_nn": "spec_tests.subjects.torch_nn"}
 """Subjects that come with the kit and go by a short name."""
+
+COMMAND = "command:"
+"""What stands before a command: `command:./my_program --fast` is a program that speaks JSON lines (see `process`)."""
 
 STRICT = ("reference.numpy", "reference.torch")
 """The two backends of this project: their error types and messages are part of the specification."""
@@ -45,6 +50,8 @@ def load(wanted: Any) -> Loaded:
     """Load a subject from its name, its path or the namespace itself. Raises CannotLoad."""
     if isinstance(wanted, Subject):
         loaded = Loaded(wanted, "# `subject` is the namespace that was checked", None)
+    elif isinstance(wanted, str) and wanted.startswith(COMMAND):
+        loaded = _from_command(wanted.removeprefix(COMMAND).strip())
     elif isinstance(wanted, Path) or (isinstance(wanted, str) and is_path(wanted)):
         loaded = _from_file(Path(wanted))
     elif isinstance(wanted, str):
@@ -92,6 +99,16 @@ def _from_module(name: str) -> Loaded:
     if file is not None and file.name == "__init__.py":
         file = file.parent.with_suffix(".py")
     return Loaded(_subject(module, name, dotted), _import(dotted), file.with_suffix(".xfails.toml") if file else None)
+
+
+def _from_command(command: str) -> Loaded:
+    try:
+        process = Process(command)
+    except CannotStart as problem:
+        raise CannotLoad(f"{command}: {problem}") from problem
+    code = f"from spec_tests.subjects.process import Process\n\nsubject = Process({command!r})"
+    lists = [Path(word).with_suffix(".xfails.toml") for word in shlex.split(command) if Path(word).is_file()]
+    return Loaded(_subject(process, command, ""), code, next(filter(Path.is_file, lists), None))
 
 
 def _from_namespace(namespace: Any) -> Loaded:
