@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 # One thread in each of JOBS processes: the inputs are small, and two pools would fight over the cores.
 ALONE := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1
 
-.PHONY: help spec test test-all lint bench clean
+.PHONY: help spec test test-all lint strength mutate bench clean
 
 help: ## say what there is to make
 	@grep -E '^[a-z-]+:.*##' Makefile | sed -E 's/:.*## /\t/' | expand -t 12
@@ -30,6 +30,9 @@ lint: $(VENV)/.installed ## ruff, and strict types in the reference
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/basedpyright
+
+strength: $(VENV)/.installed ## what catches each known mistake, and how far below their bounds our errors stay
+	$(ALONE) $(BIN)/python -m spec_tests.pitfalls.strength
 
 bench: $(VENV)/.installed ## speed beside others, in one run and one table of ratios
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[bench]'

@@ -40,7 +40,10 @@ def _options(
 
 @app.command("check")
 def check_command(
-    subject: Annotated[str, typer.Argument(help="A .py file, a dotted module, or torch_nn.")],
+    subject: Annotated[str | None, typer.Argument(help="A .py file, a dotted module, or torch_nn.")] = None,
+    command: Annotated[
+        str | None, typer.Option(help="Check a program in any language, which answers in lines of JSON.")
+    ] = None,
     component: Annotated[list[str] | None, typer.Option(help="Check this component only; may be repeated.")] = None,
     properties: Annotated[
         list[str] | None, typer.Option("--property", help="Check the properties of this id (a glob); may be repeated.")
@@ -54,6 +57,10 @@ def check_command(
     ] = None,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write the report to this file, too.")] = None,
     time_limit: Annotated[float, typer.Option(help="Seconds that one call may take.")] = TIME_LIMIT,
+    all_failures: Annotated[bool, typer.Option("--all-failures", help="Show every failure whole.")] = False,
+    replay: Annotated[
+        Path | None, typer.Option(help="Make the calls of the failures in this JSON report again, and no others.")
+    ] = None,
 ) -> None:
     """Check somebody's implementation against the specification.
 
@@ -67,6 +74,15 @@ def check_command(
     from spec_tests.kit.report import show, write_json
 
     with one_line_errors():
+        if (subject is None) == (command is None):
+            raise CannotRun("give a subject, or a program with --command, one of them")
+        asked = subject if command is None else f"command:{command}"
+        if replay is not None:
+            from spec_tests.kit.replay import replay_report, told
+
+            replayed = replay_report(asked, replay, properties or (), time_limit=time_limit)
+            print(told(replayed))
+            raise typer.Exit(int(any(fails for _, fails, _ in replayed)))
         if thorough and max_examples is not None:
             raise CannotRun("choose --thorough or --max-examples, not both")
         if json_file is not None and not json_file.resolve().parent.is_dir():
@@ -74,7 +90,7 @@ def check_command(
         examples = THOROUGH if thorough else max_examples
         with _progress() as progress:
             report = check(
-                subject,
+                asked,
                 component,
                 properties=properties or (),
                 max_examples=examples,
@@ -87,7 +103,7 @@ def check_command(
                 write_json(report, json_file)
             except OSError as problem:
                 raise CannotRun(f"{json_file}: {problem.strerror}") from problem
-        show(report, Console(highlight=False))
+        show(report, Console(highlight=False), all_failures=all_failures)
     raise typer.Exit(report.exit_code)
 
 
@@ -110,6 +126,19 @@ class _progress:  # noqa: N801 (reads as `with _progress()`)
     def __exit__(self, *error: object) -> None:
         if self.status:
             self.status.stop()
+
+
+@app.command("probe")
+def probe_command(
+    subject: Annotated[str, typer.Argument(help="A .py file, a dotted module, or torch_nn.")],
+    component: Annotated[list[str] | None, typer.Option(help="Probe this component only; may be repeated.")] = None,
+) -> None:
+    """Find out which conventions an implementation follows, and print the declaration for its subject file."""
+    from spec_tests.kit.probe import probe
+    from spec_tests.kit.runner import known_components
+
+    with one_line_errors():
+        print(probe(subject, known_components(component)))
 
 
 @app.command("list")
@@ -135,6 +164,21 @@ def explain_command(component: Annotated[str, typer.Argument(help="The name of a
     print(explanation(component))
 
 
+@app.command("pitfalls")
+def pitfalls_command(
+    which: Annotated[str | None, typer.Argument(help="A component, or the id of one; all unless given.")] = None,
+    waiting: Annotated[bool, typer.Option("--waiting", help="List what is not coded, too, and why.")] = False,
+) -> None:
+    """List the known mistakes; of one its whole text: how it shows, how to mend it, where it was seen."""
+    from spec_tests.pitfalls.catalogue import text
+
+    with one_line_errors():
+        try:
+            print(text(which, waiting=waiting))
+        except LookupError as problem:
+            raise CannotRun(problem.args[0]) from problem
+
+
 @app.command("new")
 def new_command(file: Annotated[Path, typer.Argument(help="The subject file to write.")]) -> None:
     """Write a subject file to fill in."""
@@ -151,6 +195,84 @@ def new_command(file: Annotated[Path, typer.Argument(help="The subject file to w
         except OSError as problem:
             raise CannotRun(f"{file}: {problem.strerror}") from problem
     print(f"wrote {file}; fill in what you have, then: transformer-spec check {file}")
+
+
+@app.command("precision")
+def precision_command(
+    subject: Annotated[str, typer.Argument(help="A .py file, a dotted module, or torch_nn.")],
+    component: Annotated[list[str] | None, typer.Option(help="Measure this component only; may be repeated.")] = None,
+    dtype: Annotated[list[str] | None, typer.Option(help="Measure in this dtype only; may be repeated.")] = None,
+) -> None:
+    """Measure how precise an implementation is in each dtype that it offers, beside a naive run in NumPy.
+
+    This runs the subject's code in this process. Exit code 0: within its bounds; 1: imprecise; 2: could not run.
+    """
+    from spec_tests.kit.precision import imprecise, precision, show
+
+    with one_line_errors():
+        results = precision(subject, component or None, dtype or None)
+    print("\n".join(line for result in results for line in show(result)))
+    raise typer.Exit(int(any(map(imprecise, results))))
+
+
+@app.command("check-files")
+def check_files_command(
+    files: Annotated[list[str], typer.Argument(help="Subjects, each a .py file.")],
+    max_examples: Annotated[int | None, typer.Option(help="As for check.")] = None,
+) -> None:
+    """Check one subject after the other, as a pre-commit hook does; the exit code is the worst of theirs."""
+    from rich.console import Console
+
+    from spec_tests.kit.report import show
+
+    codes = set()
+    for file in files:
+        try:
+            with one_line_errors():
+                report = check(file, max_examples=max_examples)
+            show(report, Console(highlight=False))
+            codes.add(report.exit_code)
+        except SystemExit:  # this one could not run, and the others can
+            codes.add(2)
+    raise typer.Exit(1 if 1 in codes else max(codes))
+
+
+@app.command("vectors")
+def vectors_command(
+    folder: Annotated[Path, typer.Argument(help="The folder to write; it must be new or empty.")],
+) -> None:
+    """Write calls of every component, and what should come of them, for programs in any language (docs/vectors.md)."""
+    from spec_tests.kit.vectors import write_vectors
+
+    with one_line_errors():
+        manifest = write_vectors(folder)
+    size = sum(file["bytes"] for file in manifest["files"].values())
+    print(f"wrote {len(manifest['cases'])} cases, {size / 2**20:.1f} MiB, of specification {SPEC_VERSION} to {folder}")
+
+
+@app.command("verify")
+def verify_command(
+    folder: Annotated[Path, typer.Argument(help="The folder that `vectors` wrote.")],
+    outputs: Annotated[Path, typer.Argument(help="The folder of the answers.")],
+    json_file: Annotated[Path | None, typer.Option("--json", help="Write the verdicts to this file, too.")] = None,
+) -> None:
+    """Judge somebody's answers to the vectors.
+
+    Exit code 0: all that was answered is right; 1: something is wrong; 2: nothing could be judged.
+    """
+    from rich.console import Console
+
+    from spec_tests.kit.verify import show, verify, write_json
+
+    with one_line_errors():
+        verification = verify(folder, outputs)
+        if json_file is not None:
+            try:
+                write_json(verification, json_file)
+            except OSError as problem:
+                raise CannotRun(f"{json_file}: {problem.strerror}") from problem
+        show(verification, Console(highlight=False))
+    raise typer.Exit(verification.exit_code)
 
 
 app.add_typer(reference.cli.app)  # train, generate, plot

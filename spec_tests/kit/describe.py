@@ -107,6 +107,7 @@ with the gradient of sum(cotangent * gelu(x)) for each floating argument, in the
 
 # dtype = "float32"  # what the functions compute in, if it is not float64
 # arrays = "torch"   # to be given tensors instead of NumPy arrays; or "jax"
+# conventions = {}   # what is read otherwise than here; `transformer-spec probe THIS_FILE` finds it
 '''
 
 

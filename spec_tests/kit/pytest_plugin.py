@@ -168,6 +168,7 @@ def pytest_runtest_makereport(item: Any, call: pytest.CallInfo) -> Any:
             [encode_call(made) for made in subject.calls],
             import_code=loaded.import_code,
             manners=subject.manners(),
+            declared=subject.conventions,
             dtype=subject.dtype.name,
             should=encode(getattr(call.excinfo.value, "should", None)),
         )

@@ -14,14 +14,18 @@ from rich.table import Table
 from rich.text import Text
 
 from reference import SPEC_VERSION
+from spec_tests.subjects.conventions import described
 
-REPORT_VERSION = 2
+REPORT_VERSION = 3
 """The version of the JSON report's form; see report.schema.json."""
 
 VERDICTS = ("passed", "failed", "unsupported", "xfailed", "xpassed", "error")
 
 SHOWN = 2000
 """So many characters are shown of a text that the subject has made."""
+
+WHOLE = 2
+"""So many failures of a component that has a diagnosis are shown whole, unless all are asked for."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,6 +64,8 @@ class Report:
     max_examples: int
     results: tuple[Result, ...]
     not_offered: tuple[str, ...] = ()
+    conventions: dict[str, dict[str, Any]] = field(default_factory=dict)  # that the subject declares
+    diagnoses: tuple[dict[str, Any], ...] = ()  # of components that failed, in the form of the schema
     spec_version: str = SPEC_VERSION
     width: int | None = field(default=None, compare=False)
 
@@ -93,7 +99,9 @@ class Report:
             "passed": self.passed,
             "counts": {verdict: sum(r.verdict == verdict for r in self.results) for verdict in VERDICTS},
             "not_offered": list(self.not_offered),
+            "conventions": self.conventions,
             "results": [_result_json(result) for result in self.results],
+            "diagnoses": list(self.diagnoses),
         }
 
     def __str__(self) -> str:
@@ -144,10 +152,16 @@ def _spelt(character: str) -> str:
 # ----------------------------------------------------------------------------------------------- as text
 
 
-def show(report: Report, console: Console) -> None:
-    """Print the table, every failure, and the expected failures with their reasons."""
+def show(report: Report, console: Console, *, all_failures: bool = False) -> None:
+    """Print the table, the expected failures with their reasons, the diagnoses and the failures.
+
+    Of a component that has a diagnosis the first failures are shown whole and the rest in a line each, unless
+    `all_failures` are asked for.
+    """
     head = f"{plain(report.subject, 200)}   spec {report.spec_version} · {report.dtype} · seed {report.seed}"
     console.print(Text(f"{head} · {report.max_examples} examples a property", "bold"), soft_wrap=True)
+    if report.conventions:
+        console.print(Text(f"declares: {described(report.conventions)}", "dim"), soft_wrap=True)
     console.print(_table(report.results))
     if report.not_offered:
         console.print(Text(f"not offered: {', '.join(report.not_offered)}", "dim"))
@@ -163,8 +177,24 @@ def show(report: Report, console: Console) -> None:
             console.print(
                 Text(f"expected to fail: {result.id}: {plain(result.reason, 300)}{link}", "dim"), soft_wrap=True
             )
-    for result in report.failures:
-        _show_failure(result, console)
+    diagnoses = {diagnosis["component"]: diagnosis for diagnosis in report.diagnoses}
+    for component in dict.fromkeys(result.component for result in report.failures):
+        failures = [result for result in report.failures if result.component == component]
+        whole = failures
+        if component in diagnoses:
+            _show_diagnosis(diagnoses[component], console)
+            if diagnoses[component]["findings"] and not all_failures:
+                whole = [r for r in failures if r.verdict != "failed" or r in failures[:WHOLE]]
+        for result in whole:
+            _show_failure(result, console)
+        if folded := [result for result in failures if result not in whole]:
+            console.print()
+        for result in folded:
+            line = " ".join(plain(result.what, 160).split())
+            console.print(Text.assemble(("FAILED", "bold red"), f" {result.id}: {line}"), soft_wrap=True)
+        if folded:
+            hint = f"({len(folded)} in a line each, which the diagnosis may explain: --all-failures shows them whole)"
+            console.print(Text(hint, "dim"), soft_wrap=True)
     console.print(_last_line(report))
 
 
@@ -195,6 +225,19 @@ def _gradients_cell(verdicts: list[str]) -> Text:
         if n := verdicts.count(column):
             return Text(f"{n} {column}", COLUMNS[column])
     return Text("·", "dim")
+
+
+def _show_diagnosis(diagnosis: dict[str, Any], console: Console) -> None:
+    console.print()
+    console.print(Text.assemble(("DIAGNOSIS", "bold magenta"), f" {diagnosis['component']}"), soft_wrap=True)
+    texts = [finding["text"] for finding in diagnosis["findings"]]
+    if "first_divergence" in diagnosis:
+        texts.append(diagnosis["first_divergence"]["text"])
+    if diagnosis.get("problem"):
+        texts.append(f"There is none: {diagnosis['problem']}.")
+    for text in texts:
+        for line in plain(text, 3 * SHOWN).split("\n"):
+            console.print(Text(f"  {line}"), soft_wrap=True)
 
 
 def _show_failure(result: Result, console: Console) -> None:

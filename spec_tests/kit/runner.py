@@ -13,12 +13,16 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
+from itertools import islice, zip_longest
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from spec_tests.kit import xfails as xfail_files
 from spec_tests.kit.report import Report, Result
-from spec_tests.kit.worker import EXAMPLES, Event, introduction, plan, run_property, shares
+from spec_tests.kit.worker import EXAMPLES, Event, introduction, plan, run_property, run_step, shares
+
+if TYPE_CHECKING:
+    from spec_tests.subjects.subject import Subject
 
 THOROUGH = 1000
 TIME_LIMIT = 20.0
@@ -30,6 +34,9 @@ PATIENCE = 60.0
 
 GIVING_UP_AFTER = 3
 """A component that hangs or crashes so often is not tried any further."""
+
+STEP_LIMIT = 5.0
+"""Seconds that one call may take in what follows the verdicts, where nothing is lost but a diagnosis."""
 
 KEPT_OUTPUT = 4000
 
@@ -52,11 +59,12 @@ def check(
 ) -> Report:
     """Check a subject against the specification and give the report: `.passed`, `.failures`, `str(report)`.
 
-    `subject` is what `transformer-spec check` takes (a file, a dotted module, `"torch_nn"`), which runs in a child
-    process that a hang or a crash cannot outlive; or any namespace of functions, which runs in this process, so that
-    its hangs are yours. `components` limits what is checked, and so does `properties`, globs of ids. `max_examples`
-    are drawn for each property; 16 unless given, and fewer for whole models. Raises CannotRun where there is nothing
-    to report.
+    `subject` is what `transformer-spec check` takes (a file, a dotted module, `"torch_nn"`, or a program as
+    `"command:./my_program"`), which runs in a child process that a hang or a crash cannot outlive; or any namespace of
+    functions, which runs in this process, so that its hangs are yours. `components` limits what is checked, and so does
+    `properties`, globs of ids. `max_examples` are drawn for each property; 16 unless given, and fewer for whole models.
+    A component that failed is then compared with known mistakes (`.diagnoses`). Raises CannotRun where there is
+    nothing to report.
     """
     components = known_components(components)
     if max_examples is not None and max_examples < 1:
@@ -70,8 +78,12 @@ def check(
 
     if isinstance(subject, str | Path):
         _run_in_child(str(subject), collector, take, time_limit)
+        with suppress(CannotRun):  # that it could be loaded once is enough for a report
+            follow_up(str(subject), collector.steps(), take, time_limit=min(time_limit, STEP_LIMIT))
     else:
-        _run_here(subject, collector, take)
+        checked = _run_here(subject, collector, take)
+        for step in collector.steps():
+            take(run_step(checked, step))
     return collector.report()
 
 
@@ -108,6 +120,7 @@ class _Collector:
     not_offered: list[str] = field(default_factory=list)
     xfails: tuple[xfail_files.Xfail, ...] = ()
     results: list[Result] = field(default_factory=list)
+    found: dict[str, list[Event]] = field(default_factory=dict)  # what the steps after the verdicts gave
 
     def take(self, event: Event) -> None:
         """Note one event. Raises CannotRun where it says that there is nothing to run."""
@@ -120,6 +133,8 @@ class _Collector:
                 self._plan(event)
             case "verdict":
                 self.results.append(self._result(event))
+            case "found":
+                self.found.setdefault(event["step"], []).append(event)
 
     def _plan(self, event: Event) -> None:
         self.planned, self.not_offered = event["properties"], event["not_offered"]
@@ -152,6 +167,7 @@ class _Collector:
                 list(result.calls),
                 import_code=self.subject["import_code"],
                 manners=self.subject["manners"],
+                declared=self.subject["conventions"],
                 dtype=self.subject["dtype"],
                 got=result.got,
                 should=result.should,
@@ -169,6 +185,24 @@ class _Collector:
         done = {result.id for result in self.results}
         return [prop_id for prop_id in ids if prop_id not in done]
 
+    def steps(self) -> list[Event]:
+        """Say what is to be done after the verdicts: a diagnosis of each component that failed and still answers."""
+        failed: dict[str, list[Result]] = {}
+        for result in self.results:
+            if result.verdict == "failed":
+                failed.setdefault(result.component, []).append(result)
+        return [
+            {
+                "step": "diagnosis",
+                "component": component,
+                "calls": _calls_of([result for result in results if result.kind != "crash"]),
+                "gradient": any(result.gradient for result in results),
+                "seed": self.seed,
+            }
+            for component, results in failed.items()
+            if "hang" not in (kinds := {result.kind for result in results}) and kinds != {"crash"}
+        ]
+
     def report(self) -> Report:
         """Give the report, in the manifest's order of components."""
         from reference.components import COMPONENTS
@@ -182,10 +216,22 @@ class _Collector:
             max_examples=EXAMPLES if self.max_examples is None else self.max_examples,
             results=tuple(sorted(self.results, key=lambda result: places[result.id])),
             not_offered=tuple(self.not_offered),
+            conventions=self.subject["conventions"],
+            diagnoses=tuple(
+                found["data"] or {"component": found["component"], "findings": [], "problem": found.get("problem", "")}
+                for found in sorted(self.found.get("diagnosis", ()), key=lambda f: components.index(f["component"]))
+                if found["data"] or found.get("problem")
+            ),
         )
 
 
-def _run_here(wanted: Any, collector: _Collector, take: Callable[[Event], None]) -> None:
+def _calls_of(failures: list[Result], most: int = 24) -> list[dict[str, Any]]:
+    """Give the calls of these failures, the last one of each first."""
+    turns = zip_longest(*(reversed(failure.calls) for failure in failures))
+    return list(islice((call for turn in turns for call in turn if call is not None), most))
+
+
+def _run_here(wanted: Any, collector: _Collector, take: Callable[[Event], None]) -> "Subject":
     from spec_tests.spec import all_properties
     from spec_tests.subjects.loading import CannotLoad, load
 
@@ -200,6 +246,7 @@ def _run_here(wanted: Any, collector: _Collector, take: Callable[[Event], None])
     for prop_id in [p["id"] for p in collector.planned or ()]:
         take({"event": "start", "id": prop_id})
         take(run_property(by_id[prop_id], subject, max_examples=collector.max_examples, seed=collector.seed))
+    return subject
 
 
 # ----------------------------------------------------------------------------------------------- the child process
@@ -218,6 +265,38 @@ def _run_in_child(wanted: str, collector: _Collector, take: Callable[[Event], No
                     future.result()
         finally:
             watch.stop.set()
+
+
+def follow_up(wanted: str, steps: list[Event], take: Callable[[Event], None], *, time_limit: float) -> None:
+    """Do what follows the verdicts in one more process; what hangs or dies there loses its own step only.
+
+    Raises CannotRun where the subject cannot be loaded.
+    """
+    while steps:
+        job = {
+            "subject": wanted, "components": None, "properties": [], "ids": [], "workers": 1, "max_examples": None,
+            "seed": 0, "steps": steps, "nonce": secrets.token_hex(8),
+        }  # fmt: skip
+        ended, done = None, 0
+        with _Child(job, time_limit, threading.Event()) as child:
+            for event in child.events():
+                match event["event"]:
+                    case "ended":
+                        ended = event
+                    case "found":
+                        take(event)
+                        done += 1
+                    case "cannot":
+                        raise CannotRun(event["message"])
+        if ended is None:
+            return
+        if ended["current"] is None and not done:
+            raise CannotRun(f"{wanted}: {ended['stage']} {ended['how']}")
+        lost = {"event": "found", "data": None, "problem": f"the subject {ended['how']}", "call": ended["call"]}
+        if ended["current"] is not None:
+            take({**lost, "step": steps[done]["step"], "component": steps[done]["component"]})
+            done += 1
+        steps = steps[done:]
 
 
 class _Watch:
@@ -243,6 +322,7 @@ class _Watch:
                 "workers": WORKERS,
                 "max_examples": self.collector.max_examples,
                 "seed": self.collector.seed,
+                "steps": [],
                 "nonce": secrets.token_hex(8),
             }
             ended = None
@@ -395,7 +475,7 @@ class _Child:
                 self.current, self.call_line, self.in_call, self.started = event["id"], None, False, self.since
                 self._read_output()
                 self.output.clear()
-            case "verdict":
+            case "verdict" | "found":
                 self._read_output()
                 event["output"] = self._said()
                 self.current, self.verdicts = None, self.verdicts + 1

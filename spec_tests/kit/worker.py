@@ -5,6 +5,7 @@ standard input and writes one line of JSON for each event to the file descriptor
 nonce, and what the subject prints goes elsewhere, so that no subject can speak for the kit.
 """
 
+import importlib
 import json
 import os
 import signal
@@ -42,6 +43,7 @@ def introduction(loaded: "Loaded") -> Event:
         "name": subject.name,
         "dtype": subject.dtype.name,
         "manners": subject.manners(),
+        "conventions": subject.conventions,
         "import_code": loaded.import_code,
         "xfails_file": str(loaded.xfails_file) if loaded.xfails_file else None,
         "offers": loaded.offers,
@@ -114,7 +116,8 @@ def run_property(prop: "Property", subject: "Subject", *, max_examples: int | No
         what = f"{problem.what}{_where(problem.original)}"
         verdict = _failure(subject, kind="raised", what=what, problem=problem)
     except Mismatch as problem:
-        verdict = _failure(subject, kind="mismatch", what=problem.what, problem=problem)
+        kind = getattr(problem, "kind", "mismatch")  # a program of its own may have crashed, see subjects/process.py
+        verdict = _failure(subject, kind=kind, what=problem.what, problem=problem)
     except AssertionError as problem:
         verdict = _failure(subject, kind="mismatch", what=str(problem) or "it does not hold", problem=problem)
     except Unsatisfiable:
@@ -130,6 +133,23 @@ def run_property(prop: "Property", subject: "Subject", *, max_examples: int | No
     finally:
         subject.before_call = before_call
     return {"event": "verdict", "id": prop.id, **verdict, "calls_made": called, "seconds": time.monotonic() - started}
+
+
+STEPS = {"diagnosis": "spec_tests.kit.diagnosis:diagnose", "replay": "spec_tests.kit.replay:replay"}
+"""What may follow the verdicts: functions of a subject, a component, and whatever else the step names."""
+
+
+def run_step(subject: "Subject", step: Event) -> Event:
+    """Do one step `{"step": "diagnosis", "component": ..., ...}`; its data is what came out, None where it broke."""
+    module, _, name = STEPS[step["step"]].partition(":")
+    details = {key: value for key, value in step.items() if key not in ("step", "component")}
+    found: Event = {"event": "found", "step": step["step"], "component": step["component"], "data": None}
+    subject.begin_example()
+    try:
+        found["data"] = getattr(importlib.import_module(module), name)(subject, step["component"], **details)
+    except Exception as problem:
+        found["problem"] = f"it broke with {type(problem).__name__}: {problem}{_where(problem)}"
+    return found
 
 
 _is_worker = False
@@ -270,6 +290,9 @@ def main() -> None:
     for prop_id in ids:
         emit({"event": "start", "id": prop_id})
         emit(run_property(by_id[prop_id], subject, max_examples=job["max_examples"], seed=job["seed"]))
+    for step in job["steps"]:
+        emit({"event": "start", "id": f"{step['step']} of {step['component']}"})
+        emit(run_step(subject, step))
     emit({"event": "done"})
     os._exit(0)  # whatever threads the subject has started
 
