@@ -14,6 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from reference import SPEC_VERSION
+from spec_tests.kit.precision import summary
 from spec_tests.subjects.conventions import described
 
 REPORT_VERSION = 3
@@ -65,6 +66,7 @@ class Report:
     results: tuple[Result, ...]
     not_offered: tuple[str, ...] = ()
     conventions: dict[str, dict[str, Any]] = field(default_factory=dict)  # that the subject declares
+    precision: tuple[dict[str, Any], ...] = ()  # of components, in the form of the schema
     diagnoses: tuple[dict[str, Any], ...] = ()  # of components that failed, in the form of the schema
     spec_version: str = SPEC_VERSION
     width: int | None = field(default=None, compare=False)
@@ -101,6 +103,7 @@ class Report:
             "not_offered": list(self.not_offered),
             "conventions": self.conventions,
             "results": [_result_json(result) for result in self.results],
+            "precision": list(self.precision),
             "diagnoses": list(self.diagnoses),
         }
 
@@ -177,6 +180,8 @@ def show(report: Report, console: Console, *, all_failures: bool = False) -> Non
             console.print(
                 Text(f"expected to fail: {result.id}: {plain(result.reason, 300)}{link}", "dim"), soft_wrap=True
             )
+    for text in summary(report.precision):
+        console.print(Text(f"precision: {text}" if text == text.lstrip() else text, "dim"), soft_wrap=True)
     diagnoses = {diagnosis["component"]: diagnosis for diagnosis in report.diagnoses}
     for component in dict.fromkeys(result.component for result in report.failures):
         failures = [result for result in report.failures if result.component == component]

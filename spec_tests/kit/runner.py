@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from spec_tests.kit import xfails as xfail_files
+from spec_tests.kit.precision import NARROWER
 from spec_tests.kit.report import Report, Result
 from spec_tests.kit.worker import EXAMPLES, Event, introduction, plan, run_property, run_step, shares
 
@@ -79,11 +80,13 @@ def check(
     if isinstance(subject, str | Path):
         _run_in_child(str(subject), collector, take, time_limit)
         with suppress(CannotRun):  # that it could be loaded once is enough for a report
-            follow_up(str(subject), collector.steps(), take, time_limit=min(time_limit, STEP_LIMIT))
+            for steps in (collector.precision_steps, collector.diagnosis_steps):
+                follow_up(str(subject), steps(), take, time_limit=min(time_limit, STEP_LIMIT))
     else:
         checked = _run_here(subject, collector, take)
-        for step in collector.steps():
-            take(run_step(checked, step))
+        for steps in (collector.precision_steps, collector.diagnosis_steps):
+            for step in steps():
+                take(run_step(checked, step))
     return collector.report()
 
 
@@ -135,6 +138,8 @@ class _Collector:
                 self.results.append(self._result(event))
             case "found":
                 self.found.setdefault(event["step"], []).append(event)
+                if event["step"] == "precision" and event["data"]:
+                    self._excuse(event["data"])
 
     def _plan(self, event: Event) -> None:
         self.planned, self.not_offered = event["properties"], event["not_offered"]
@@ -185,23 +190,59 @@ class _Collector:
         done = {result.id for result in self.results}
         return [prop_id for prop_id in ids if prop_id not in done]
 
-    def steps(self) -> list[Event]:
-        """Say what is to be done after the verdicts: a diagnosis of each component that failed and still answers."""
+    def _excuse(self, judged: Event) -> None:
+        """Let pass what fails in the dtype that a component is given, and is right in the one that it computes in."""
+        for place, result in enumerate(self.results):
+            if result.id in judged["right_in_its_dtype"]:
+                what = f"right in {judged['measured']['computes_in']}, which it computes in"
+                self.results[place] = Result(
+                    id=result.id, component=result.component, sentence=result.sentence, verdict="passed",
+                    gradient=result.gradient, what=what, seconds=result.seconds,
+                )  # fmt: skip
+
+    def precision_steps(self) -> list[Event]:
+        """Say what is to be done after the verdicts: measure the precision of each component that answers.
+
+        Not where only some properties are asked for.
+        """
+        components = [] if self.ids else dict.fromkeys(p["component"] for p in self.planned or ())
+        gave_up = {result.component for result in self.results if result.kind in ("hang", "crash")}
+        return [
+            {
+                "step": "precision",
+                "component": component,
+                "failed": [r.id for r in self.results if r.component == component and r.verdict == "failed"],
+                "max_examples": self.max_examples,
+                "seed": self.seed,
+            }
+            for component in components
+            if component not in gave_up
+        ]
+
+    def diagnosis_steps(self) -> list[Event]:
+        """Say what is to be done after that: a diagnosis of each component that failed and still answers."""
         failed: dict[str, list[Result]] = {}
         for result in self.results:
             if result.verdict == "failed":
                 failed.setdefault(result.component, []).append(result)
+        inside = {m["component"]: m["computes_in"] for m in self._measured() if m["computes_in"] in NARROWER}
         return [
             {
                 "step": "diagnosis",
                 "component": component,
                 "calls": _calls_of([result for result in results if result.kind != "crash"]),
                 "gradient": any(result.gradient for result in results),
+                "dtype": inside.get(component, self.subject["dtype"]),
                 "seed": self.seed,
             }
             for component, results in failed.items()
             if "hang" not in (kinds := {result.kind for result in results}) and kinds != {"crash"}
         ]
+
+    def _measured(self) -> tuple[dict[str, Any], ...]:
+        """Give the precision of each component that has one."""
+        judged = [found["data"] for found in self.found.get("precision", ()) if found["data"]]
+        return tuple(data["measured"] for data in judged if data["measured"])
 
     def report(self) -> Report:
         """Give the report, in the manifest's order of components."""
@@ -217,6 +258,7 @@ class _Collector:
             results=tuple(sorted(self.results, key=lambda result: places[result.id])),
             not_offered=tuple(self.not_offered),
             conventions=self.subject["conventions"],
+            precision=self._measured(),
             diagnoses=tuple(
                 found["data"] or {"component": found["component"], "findings": [], "problem": found.get("problem", "")}
                 for found in sorted(self.found.get("diagnosis", ()), key=lambda f: components.index(f["component"]))

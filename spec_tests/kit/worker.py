@@ -135,20 +135,32 @@ def run_property(prop: "Property", subject: "Subject", *, max_examples: int | No
     return {"event": "verdict", "id": prop.id, **verdict, "calls_made": called, "seconds": time.monotonic() - started}
 
 
-STEPS = {"diagnosis": "spec_tests.kit.diagnosis:diagnose", "replay": "spec_tests.kit.replay:replay"}
+STEPS = {
+    "precision": "spec_tests.kit.precision:judge",
+    "diagnosis": "spec_tests.kit.diagnosis:diagnose",
+    "replay": "spec_tests.kit.replay:replay",
+}
 """What may follow the verdicts: functions of a subject, a component, and whatever else the step names."""
 
 
 def run_step(subject: "Subject", step: Event) -> Event:
-    """Do one step `{"step": "diagnosis", "component": ..., ...}`; its data is what came out, None where it broke."""
+    """Do one step `{"step": "diagnosis", "component": ..., ...}`; its data is what came out, None where it broke.
+
+    A `dtype` in it is what the subject is given meanwhile.
+    """
+    import numpy as np
+
     module, _, name = STEPS[step["step"]].partition(":")
-    details = {key: value for key, value in step.items() if key not in ("step", "component")}
+    details = {key: value for key, value in step.items() if key not in ("step", "component", "dtype")}
     found: Event = {"event": "found", "step": step["step"], "component": step["component"], "data": None}
     subject.begin_example()
+    given, subject.dtype = subject.dtype, np.dtype(step.get("dtype", subject.dtype))
     try:
         found["data"] = getattr(importlib.import_module(module), name)(subject, step["component"], **details)
     except Exception as problem:
         found["problem"] = f"it broke with {type(problem).__name__}: {problem}{_where(problem)}"
+    finally:
+        subject.dtype = given
     return found
 
 
