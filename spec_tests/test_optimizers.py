@@ -223,7 +223,8 @@ def test_a_tree_keeps_its_form(subject, grads):
     clipped, got_norm = subject.clip_grad_norm(tree, max_norm=0.5 * norm)
     close(got_norm, norm, within=16 * subject.eps * norm, what="the norm")
     got, should = dict(leaves(clipped)), dict(leaves(tree))
-    holds(list(got) == list(should), "the tree has another form", got=str(list(got)), should=str(list(should)))
+    # JAX sorts the keys of its dicts: their order is no form
+    holds(set(got) == set(should), "the tree has another form", got=str(list(got)), should=str(list(should)))
     for path, grad in should.items():
         close(got[path], 0.5 * grad, within=16 * subject.eps * np.abs(grad), what=f"the gradient {path}")
 

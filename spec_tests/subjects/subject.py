@@ -296,7 +296,7 @@ def to_numpy(value: Any, component: str) -> Any:
         raise Mismatch(
             f"{component} returned {type(value).__name__}, which is no array of numbers", got=repr(value)[:200]
         )
-    return array
+    return array if array.flags.writeable else array.copy()  # what we read is ours to change
 
 
 def _read_gradients(value: Any, component: str) -> tuple[Any, ...]:
