@@ -22,8 +22,8 @@ spec: $(VENV)/.installed ## check a third-party implementation, torch.nn, and pr
 test: $(VENV)/.installed ## run the specification and every other test
 	$(ALONE) $(BIN)/python -m pytest -q -n $(JOBS)
 
-test-all: $(VENV)/.installed ## the same with many more random trials, and subjects in JAX
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[jax]'
+test-all: $(VENV)/.installed ## the same with many more random trials, and third parties: JAX, flax, ONNX, keras
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[jax,third-party,precision]'
 	$(ALONE) $(BIN)/python -m pytest -q -n $(JOBS) -m "" --spec-max-examples 1000
 
 lint: $(VENV)/.installed ## ruff, and strict types in the reference
@@ -33,6 +33,10 @@ lint: $(VENV)/.installed ## ruff, and strict types in the reference
 
 strength: $(VENV)/.installed ## what catches each known mistake, and how far below their bounds our errors stay
 	$(ALONE) $(BIN)/python -m spec_tests.pitfalls.strength
+
+mutate: $(VENV)/.installed ## which changes of the NumPy half nothing notices; goes on where it was stopped
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[mutate]'
+	$(BIN)/python -m spec_tests.meta.mutation
 
 bench: $(VENV)/.installed ## speed beside others, in one run and one table of ratios
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[bench]'

@@ -1,0 +1,1 @@
+"""How strong the suite is: every small change of `reference.numpy` that changes what it computes must be noticed."""
