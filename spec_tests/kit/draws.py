@@ -31,6 +31,9 @@ FRESH = 24
 FAILED = 12
 """So many calls of failures are used."""
 
+REFUSED = 4
+"""So many of them may be bad input: to refuse it takes the reference long, since it spells out each shape."""
+
 CLEARLY = 4
 """What differs by so many bounds of rounding is another number."""
 
@@ -166,6 +169,8 @@ def draws_of(
     theirs = [call for call in failed if call.component == (component + VJP if gradient else component)]
     for call in theirs[:FAILED]:
         found += _made(subject, call, "", budget)
+        if sum(draw.refused for draw in found) == REFUSED:
+            break
     cases = strategies.CASES[component] if not gradient or COMPONENTS[component].differentiable else {}
     each = max(2, FRESH // len(cases)) if cases else 0
     with unchecked():
