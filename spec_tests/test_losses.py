@@ -88,6 +88,17 @@ def test_an_impossible_target_costs_infinity(subject, drawn):
 
 
 @states("cross_entropy")
+@given(drawn=predictions())
+def test_an_impossible_class_that_is_no_target_might_as_well_be_absent(subject, drawn):
+    """One more class of logit -inf, which is no target, changes no loss."""
+    logits, targets = drawn
+    more = np.concatenate([logits, np.full((*logits.shape[:-1], 1), -np.inf)], axis=-1)
+    close(
+        subject.cross_entropy(more, targets), subject.cross_entropy(logits, targets), within=rounding(subject, logits)
+    )
+
+
+@states("cross_entropy")
 @given(drawn=predictions(logits=whole_numbers), shift=st.sampled_from((-1000.0, 1000.0)))
 def test_shifting_all_logits_changes_nothing(subject, drawn, shift):
     """Only differences of logits count."""

@@ -165,7 +165,7 @@ def test_gelu_does_not_hide_nan(subject, x, data):
 
 
 @states("gelu")
-@given(x=arrays(), approximate=st.sampled_from(("erf", "quick", "")))
+@given(x=arrays(), approximate=st.sampled_from(("erf", "quick", "unknown", "")))
 def test_an_unknown_form_raises(subject, x, approximate):
     """A form that is neither "none" nor "tanh" is an error, by value or by type, that names the option."""
     with raises(subject, (ValueError, TypeError), "gelu", "approximate"):
@@ -453,6 +453,14 @@ def test_the_slopes_of_the_tanh_form_at_x_and_minus_x_sum_to_1(subject, x):
     """The tanh form, too, is x plus its mirror image: its slopes at x and -x sum to 1."""
     both = _slopes(subject, x, approximate="tanh") + _slopes(subject, -x, approximate="tanh")
     close(both, np.ones(x.shape), within=2 * rounding_of_slope(subject, x), what="the sum of two slopes")
+
+
+@states("gelu", gradient=True)
+@given(x=arrays(), approximate=st.sampled_from(("erf", "quick", "unknown", "")))
+def test_the_gradient_of_an_unknown_form_raises(subject, x, approximate):
+    """The gradient, too, of a form that is neither "none" nor "tanh" is an error that names the option."""
+    with raises(subject, (ValueError, TypeError), "gelu", "approximate"):
+        subject.gelu_vjp(np.ones(x.shape), x, approximate=approximate)
 
 
 @states("gelu", gradient=True)

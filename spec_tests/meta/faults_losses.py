@@ -22,6 +22,12 @@ def in_bits(logits, targets, **options: Any):
     return cross_entropy(logits, targets, **options) / np.log(2)
 
 
+def impossible_classes_are_summed(logits, targets, *, ignore_index=-100, **options: Any):
+    spoilt = np.isneginf(logits).any(axis=-1) & (targets != ignore_index)  # 0 x inf, in the sum over classes
+    loss = cross_entropy(logits, targets, ignore_index=ignore_index, **options)
+    return np.where(spoilt.any(), np.nan, loss)
+
+
 def without_the_shift(logits, targets, **options: Any):
     with np.errstate(all="ignore"):
         p = np.exp(logits) / np.exp(logits).sum(axis=-1, keepdims=True)
@@ -121,6 +127,11 @@ FAULTS = [
         "loss_counts_padding",
         {"cross_entropy": divided_by_all(cross_entropy)},
         ("cross_entropy.ignored_targets_have_no_part", "cross_entropy.any_index_may_be_the_ignored_one"),
+    ),
+    Fault(
+        "loss_sums_over_impossible_classes",
+        {"cross_entropy": impossible_classes_are_summed},
+        ("cross_entropy.an_impossible_class_that_is_no_target_might_as_well_be_absent",),
     ),
     Fault(
         "loss_all_ignored_nan",

@@ -378,6 +378,14 @@ GELU_GRADIENT = [
         ERF_SLOPE,
         FINITE_DIFFERENCES,
     ),
+    _gradient_fault(
+        "gelu",
+        "takes any other form for the erf form",
+        lambda cotangent, x, *, approximate="none": gelu_vjp(
+            cotangent, x, approximate="tanh" if approximate == "tanh" else "none"
+        ),
+        "the_gradient_of_an_unknown_form_raises",
+    ),
     _gradient_fault("gelu", "overflows", _slope(_slope_by_the_error_function_of_big_numbers), ERF_FAR),
     _gradient_fault(
         "gelu",
