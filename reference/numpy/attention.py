@@ -501,8 +501,7 @@ def _weighted_sum(
 ) -> Float[np.ndarray, "*batch q_seq d_v"]:
     """Give `weights @ v`, in which a hidden value has no part: not even NaN or infinity, though 0 times it is NaN."""
     finite = np.isfinite(v)
-    total = weights @ np.where(finite, v, 0)
     if finite.all():
-        return total
+        return weights @ v
     touched = allowed.astype(v.dtype) @ (~finite).astype(v.dtype) > 0
-    return np.where(touched, np.nan, total).astype(v.dtype)
+    return np.where(touched, np.nan, weights @ np.where(finite, v, 0)).astype(v.dtype)

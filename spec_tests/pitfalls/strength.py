@@ -10,6 +10,7 @@ import os
 import secrets
 import sys
 import time
+import warnings
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
@@ -190,7 +191,7 @@ def _counting(subject: Any, shares: list[float]) -> Iterator[Callable[[], int]]:
 def measure(seed: int, *, fresh: int = FRESH, say: Callable[[str], None] = lambda line: None) -> Strength:
     """Measure everything, on as many processes as there are cores (two at most)."""
     started = time.monotonic()
-    with ProcessPoolExecutor(WORKERS) as pool:
+    with ProcessPoolExecutor(WORKERS, initializer=_without_warnings) as pool:
         mistakes = list(pool.map(catch, [p.id for p in pitfalls()], [seed] * len(pitfalls())))
         say(f"{len(mistakes)} pitfalls, {time.monotonic() - started:.0f} s")
         alarms = list(pool.map(catch, [e.id for e in equivalences()], [seed] * len(equivalences())))
@@ -201,6 +202,11 @@ def measure(seed: int, *, fresh: int = FRESH, say: Callable[[str], None] = lambd
     touched = {name for pitfall in pitfalls() for name in pitfall.touches}
     idle = tuple(p.id for p in all_properties() if p.id not in used and set(p.needs) & touched)
     return Strength(seed, tuple(mistakes), tuple(alarms), tuple(margins), idle)
+
+
+def _without_warnings() -> None:
+    """Let mistakes divide by 0 without a word: NaN is what a property looks for."""
+    warnings.simplefilter("ignore")
 
 
 def _margins(pool: ProcessPoolExecutor, seed: int, fresh: int) -> Iterable[Margin]:
