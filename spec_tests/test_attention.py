@@ -50,7 +50,7 @@ def test_weights_are_not_negative(subject, scores):
 def test_rows_sum_to_1(subject, scores):
     """The weights of a row sum to 1."""
     sums = subject.softmax(scores).sum(axis=-1)
-    close(sums, np.ones(sums.shape), within=4 * subject.eps * scores.shape[-1], what="the sum of a row")
+    close(sums, np.ones(sums.shape), within=16 * subject.eps * scores.shape[-1], what="the sum of a row")
 
 
 def log_ratios(weights):
@@ -92,7 +92,7 @@ def test_equal_scores_share_equally(subject, scores):
     """A row of n equal scores, whatever they are, has weights 1/n."""
     n = scores.shape[-1]
     level = np.broadcast_to(scores[..., :1], scores.shape)
-    close(subject.softmax(level), np.full(scores.shape, 1 / n), within=4 * subject.eps)
+    close(subject.softmax(level), np.full(scores.shape, 1 / n), within=16 * subject.eps)
 
 
 @states("softmax")
@@ -112,7 +112,7 @@ def test_huge_scores_put_all_weight_on_the_largest(subject, rows, data):
     scores = rows * data.draw(st.sampled_from((1e4, huge)))
     largest = rows == rows.max(axis=-1, keepdims=True)
     shares = largest / largest.sum(axis=-1, keepdims=True)
-    close(subject.softmax(scores), shares, within=4 * subject.eps)
+    close(subject.softmax(scores), shares, within=16 * subject.eps)
 
 
 @states("softmax")
@@ -123,7 +123,7 @@ def test_a_score_of_minus_infinity_has_weight_0(subject, scores, data):
     weights = subject.softmax(np.where(finite, scores, -np.inf))
     equal(weights[~finite], np.zeros((~finite).sum()), what="the weight of a score of -inf")
     sums = weights.sum(axis=-1)
-    close(sums, np.ones(sums.shape), within=4 * subject.eps * scores.shape[-1], what="the sum of a row")
+    close(sums, np.ones(sums.shape), within=16 * subject.eps * scores.shape[-1], what="the sum of a row")
 
 
 @states("softmax")
@@ -279,7 +279,7 @@ def rounding(subject, a, *, more=0.0):
 def has_sum_1(subject, weights):
     """Judge that each row sums to 1."""
     sums = weights.sum(axis=-1)
-    close(sums, np.ones(sums.shape), within=8 * subject.eps * weights.shape[-1], what="the sum of a query's weights")
+    close(sums, np.ones(sums.shape), within=32 * subject.eps * weights.shape[-1], what="the sum of a query's weights")
 
 
 def stays_in_the_hull(subject, a, out):
@@ -364,7 +364,7 @@ def test_moving_all_keys_alike_changes_nothing(subject, a, data):
 def test_a_query_of_zeros_attends_equally_to_every_key(subject, a):
     """A query that asks for nothing gives each of n keys 1/n."""
     weights = subject.attention_weights(0 * a.q, a.k)
-    close(weights, np.full(a.allowed_shape, 1 / a.k.shape[-2]), within=4 * subject.eps)
+    close(weights, np.full(a.allowed_shape, 1 / a.k.shape[-2]), within=16 * subject.eps)
 
 
 @states("attention_weights")
@@ -592,7 +592,7 @@ def test_constant_values_come_back(subject, a):
     constant = np.broadcast_to(a.v[..., :1, :], a.v.shape)
     out = subject.scaled_dot_product_attention(a.q, a.k, constant)
     should = np.broadcast_to(a.v[..., :1, :], out.shape)
-    close(out, should, within=8 * subject.eps * a.k.shape[-2] * np.abs(should))
+    close(out, should, within=32 * subject.eps * a.k.shape[-2] * np.abs(should))
 
 
 @states("scaled_dot_product_attention")
@@ -648,7 +648,7 @@ def test_a_query_of_zeros_gets_the_mean_of_the_values_it_may_see(subject, a, dat
     mask = data.draw(masks(a.allowed_shape))
     mean = mask @ a.v / mask.sum(axis=-1, keepdims=True)
     out = subject.scaled_dot_product_attention(0 * a.q, a.k, a.v, mask=mask)
-    close(out, mean, within=8 * subject.eps * a.k.shape[-2] * np.abs(a.v).max())
+    close(out, mean, within=32 * subject.eps * a.k.shape[-2] * np.abs(a.v).max())
 
 
 @states("scaled_dot_product_attention")
@@ -667,7 +667,7 @@ def test_a_single_key_leaves_no_choice(subject, a, data):
     j = data.draw(st.integers(0, a.k.shape[-2] - 1))
     k, v = a.k[..., j : j + 1, :], a.v[..., j : j + 1, :]
     out = subject.scaled_dot_product_attention(a.q, k, v)
-    close(out, np.broadcast_to(v, out.shape), within=4 * subject.eps * np.abs(v).max())
+    close(out, np.broadcast_to(v, out.shape), within=16 * subject.eps * np.abs(v).max())
 
 
 @states("scaled_dot_product_attention")
@@ -730,7 +730,7 @@ def test_a_masked_key_has_no_influence_where_all_visible_scores_are_minus_20000(
     v = np.where(hidden[:, None], 1e3, np.broadcast_to(a.v[..., :1, :], a.v.shape))
     out = subject.scaled_dot_product_attention(q, k, v, mask=mask)
     should = np.broadcast_to(a.v[..., :1, :], out.shape)
-    close(out, should, within=8 * subject.eps * a.k.shape[-2] * np.abs(should))
+    close(out, should, within=32 * subject.eps * a.k.shape[-2] * np.abs(should))
 
 
 @states("scaled_dot_product_attention")
@@ -1235,7 +1235,7 @@ def test_biases_are_weights_of_a_constant_channel(subject, h, data):
 def test_an_output_bias_is_added_at_the_end(subject, h, data):
     """b_o is added once, after w_o."""
     b_o = data.draw(numbers(h.w_o.shape[1:], scales=EXACT))
-    within = rounding_of_heads(subject, h) + 4 * subject.eps * np.abs(b_o)
+    within = rounding_of_heads(subject, h) + 16 * subject.eps * np.abs(b_o)
     close(attend(subject, h, b_o=b_o), attend(subject, h) + b_o, within=within)
 
 

@@ -243,8 +243,8 @@ def _slope_along(subject: Any, call: Call, line: dict[str, Any]) -> tuple[float,
     """Give the slope of cotangent . result by differences of fourth order, and how far off it may be.
 
     The step is near the best for that order, eps^(1/5), but smaller, as a line has many numbers. Halving it divides the
-    error of the order by 16, so that what is left is less than what the halving changed; to this comes what rounding
-    does to the results, divided by the step.
+    error of the order by 16, so that what is left is a fifteenth of what the halving changed; to this comes what
+    rounding does to the results, divided by the step.
     """
     h, cotangent = subject.eps**0.2 / 8, call.args[0].astype(np.float64)
     inner = signature(plain(call.component)).bind(*call.args[1:], **call.options)
@@ -260,7 +260,7 @@ def _slope_along(subject: Any, call: Call, line: dict[str, Any]) -> tuple[float,
     coarse, fine = (_product(cotangent, 8 * change[s] - change[2 * s]) / (12 * s) for s in (h, h / 2))
     length = max(cotangent.size, *(array.size for _, array in leaves(line)))
     size = np.abs(cotangent) * (np.abs(ahead[h]) + np.abs(change[h]) / h)
-    return fine, abs(fine - coarse) + 8 * subject.eps * length * size.sum() / h
+    return fine, 4 * abs(fine - coarse) + 16 * subject.eps * length * size.sum() / h
 
 
 def _product(gradient: Any, direction: Any) -> float:

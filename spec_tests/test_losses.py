@@ -66,7 +66,7 @@ def test_a_confident_right_prediction_costs_nothing(subject, drawn):
     """The loss is 0 where every target's logit is far above the rest."""
     logits, targets = drawn
     confident = logits + 1000 * (np.arange(logits.shape[-1]) == targets[..., None])
-    close(subject.cross_entropy(confident, targets), 0.0, within=4 * subject.eps)
+    close(subject.cross_entropy(confident, targets), 0.0, within=16 * subject.eps)
 
 
 @states("cross_entropy")
@@ -75,7 +75,7 @@ def test_a_confident_wrong_prediction_costs_the_gap(subject, vocab, gap):
     """The loss has no ceiling and does not overflow: a target 10,000 below another logit costs 10,000."""
     logits = np.zeros((1, vocab))
     logits[0, -1] = gap
-    close(subject.cross_entropy(logits, np.array([0])), gap, within=4 * subject.eps * gap)
+    close(subject.cross_entropy(logits, np.array([0])), gap, within=16 * subject.eps * gap)
 
 
 @states("cross_entropy")
@@ -315,7 +315,7 @@ def test_the_gradient_of_a_confident_wrong_prediction_is_1(subject, vocab, gap):
     should = np.zeros((1, vocab))
     should[0, [0, -1]] = -1.0, 1.0
     (gradient,) = subject.cross_entropy_vjp(np.ones(()), logits, np.array([0]))
-    close(gradient, should, within=4 * subject.eps * gap, what="the gradient")
+    close(gradient, should, within=16 * subject.eps * gap, what="the gradient")
 
 
 @states("cross_entropy", gradient=True)

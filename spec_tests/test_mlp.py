@@ -78,7 +78,7 @@ def test_relu_does_not_hide_nan(subject, x, data):
 
 def rounding_of_gelu(subject, x):
     """How far rounding may move x Φ(x): Φ is about 1 at most."""
-    return 8 * subject.eps * np.abs(x)
+    return 32 * subject.eps * np.abs(x)
 
 
 def normal_probability(x):
@@ -183,7 +183,7 @@ def test_what_is_kept_is_divided_by_the_share_kept(subject, x, rate, data):
     """A kept number is divided by 1 - rate, wherever it stands."""
     keep = data.draw(truths(x.shape))
     kept = subject.dropout(x, keep, rate=rate)[keep]
-    close(kept, x[keep] / (1 - rate), within=4 * subject.eps * np.abs(x[keep]) / (1 - rate), what="what is kept")
+    close(kept, x[keep] / (1 - rate), within=16 * subject.eps * np.abs(x[keep]) / (1 - rate), what="what is kept")
 
 
 @states("dropout")
@@ -203,7 +203,7 @@ def test_the_expectation_is_what_came_in(subject, x, rate):
     keep = np.array(list(np.ndindex((2,) * n)), bool)
     probability = np.where(keep, 1 - rate, rate).prod(axis=-1)
     mean = probability @ subject.dropout(np.broadcast_to(x, keep.shape), keep, rate=rate)
-    close(mean, x, within=8 * subject.eps * n * np.abs(x) / (1 - rate), what="the expectation")
+    close(mean, x, within=32 * subject.eps * n * np.abs(x) / (1 - rate), what="the expectation")
 
 
 @states("dropout")
@@ -497,7 +497,7 @@ def test_the_gradient_of_what_is_kept_is_divided_by_the_share_kept(subject, draw
     cotangent, x = drawn
     keep = data.draw(truths(x.shape))
     kept, should = subject.dropout_vjp(cotangent, x, keep, rate=rate)[0][keep], cotangent[keep] / (1 - rate)
-    close(kept, should, within=4 * subject.eps * np.abs(should), what="the gradient of what is kept")
+    close(kept, should, within=16 * subject.eps * np.abs(should), what="the gradient of what is kept")
 
 
 @st.composite

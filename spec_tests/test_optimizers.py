@@ -74,8 +74,8 @@ def test_the_moments_are_running_means(subject, drawn, step):
     param, g, m, v = drawn
     v = v**2
     _, got_m, got_v = subject.adamw_step(param, g, m, v, step=step, lr=0.1)
-    close(got_m, 0.9 * m + 0.1 * g, within=8 * subject.eps * (np.abs(m) + np.abs(g)), what="m")
-    close(got_v, 0.999 * v + 0.001 * g**2, within=8 * subject.eps * (v + g**2), what="v")
+    close(got_m, 0.9 * m + 0.1 * g, within=32 * subject.eps * (np.abs(m) + np.abs(g)), what="m")
+    close(got_v, 0.999 * v + 0.001 * g**2, within=32 * subject.eps * (v + g**2), what="v")
 
 
 @states("adamw_step")
@@ -86,7 +86,7 @@ def test_without_a_gradient_only_the_decay_acts(subject, drawn, lr, weight_decay
     got, _, _ = subject.adamw_step(
         param, np.zeros(param.shape), *zeros(param), step=1, lr=lr, weight_decay=weight_decay
     )
-    close(got, param * (1 - lr * weight_decay), within=4 * subject.eps * np.abs(param))
+    close(got, param * (1 - lr * weight_decay), within=16 * subject.eps * np.abs(param))
 
 
 @states("adamw_step")
@@ -96,7 +96,7 @@ def test_decay_acts_on_the_old_weight(subject, drawn, lr, weight_decay):
     param, g = drawn
     plain, _, _ = subject.adamw_step(param, g, *zeros(param), step=1, lr=lr, weight_decay=0.0)
     decayed, _, _ = subject.adamw_step(param, g, *zeros(param), step=1, lr=lr, weight_decay=weight_decay)
-    close(plain - decayed, lr * weight_decay * param, within=16 * subject.eps * (1 + np.abs(param)))
+    close(plain - decayed, lr * weight_decay * param, within=64 * subject.eps * (1 + np.abs(param)))
 
 
 @states("adamw_step")
@@ -120,7 +120,7 @@ def test_each_number_learns_by_itself(subject, drawn, lr):
     rest.flat[0] = 0
     other, _, _ = subject.adamw_step(param, rest, *zeros(param), step=1, lr=lr)
     whole, _, _ = subject.adamw_step(param, g, *zeros(param), step=1, lr=lr)
-    close(other.flat[1:], whole.flat[1:], within=4 * subject.eps * (lr + np.abs(param.flat[1:])))
+    close(other.flat[1:], whole.flat[1:], within=16 * subject.eps * (lr + np.abs(param.flat[1:])))
 
 
 @states("adamw_step")
@@ -181,7 +181,7 @@ def test_returns_the_norm_before_clipping(subject, grads, factor):
     """The norm returned is that of all arrays together as they came, clipped or not."""
     norm = norm_of(grads)
     _, got = subject.clip_grad_norm(grads, max_norm=factor * norm)
-    close(got, norm, within=16 * subject.eps * norm, what="the norm")
+    close(got, norm, within=64 * subject.eps * norm, what="the norm")
 
 
 @states("clip_grad_norm")
@@ -191,7 +191,7 @@ def test_a_long_gradient_is_scaled_to_exactly_max_norm(subject, grads, share):
     max_norm = share * norm_of(grads)
     clipped, _ = subject.clip_grad_norm(grads, max_norm=max_norm)
     for got, grad in zip(clipped, grads, strict=True):
-        close(got, share * grad, within=16 * subject.eps * np.abs(grad), what="a clipped gradient")
+        close(got, share * grad, within=64 * subject.eps * np.abs(grad), what="a clipped gradient")
 
 
 @states("clip_grad_norm")
@@ -210,8 +210,8 @@ def test_how_gradients_are_grouped_does_not_matter(subject, grads, cut):
     max_norm = 0.5 * norm_of(grads)
     whole, norm = subject.clip_grad_norm(grads, max_norm=max_norm)
     parts, norm_of_parts = subject.clip_grad_norm([grads[0][:cut], grads[0][cut:], *grads[1:]], max_norm=max_norm)
-    close(norm_of_parts, norm, within=16 * subject.eps * norm, what="the norm")
-    close(np.concatenate(parts[:2]), whole[0], within=16 * subject.eps * np.abs(whole[0]), what="a gradient")
+    close(norm_of_parts, norm, within=64 * subject.eps * norm, what="the norm")
+    close(np.concatenate(parts[:2]), whole[0], within=64 * subject.eps * np.abs(whole[0]), what="a gradient")
 
 
 @states("clip_grad_norm")
@@ -221,12 +221,12 @@ def test_a_tree_keeps_its_form(subject, grads):
     tree = {"token_embedding": {"table": grads[0]}, "blocks": [{"mlp": {"b_1": grad}} for grad in grads]}
     norm = norm_of([grads[0], *grads])
     clipped, got_norm = subject.clip_grad_norm(tree, max_norm=0.5 * norm)
-    close(got_norm, norm, within=16 * subject.eps * norm, what="the norm")
+    close(got_norm, norm, within=64 * subject.eps * norm, what="the norm")
     got, should = dict(leaves(clipped)), dict(leaves(tree))
     # JAX sorts the keys of its dicts: their order is no form
     holds(set(got) == set(should), "the tree has another form", got=str(list(got)), should=str(list(should)))
     for path, grad in should.items():
-        close(got[path], 0.5 * grad, within=16 * subject.eps * np.abs(grad), what=f"the gradient {path}")
+        close(got[path], 0.5 * grad, within=64 * subject.eps * np.abs(grad), what=f"the gradient {path}")
 
 
 @states("clip_grad_norm")
@@ -236,9 +236,9 @@ def test_huge_gradients_do_not_overflow(subject, grads):
     huge = 2.0 ** (np.finfo(subject.dtype).maxexp * 3 // 4)
     norm = norm_of(grads)
     clipped, got = subject.clip_grad_norm([np.asarray(grad * huge) for grad in grads], max_norm=1.0)
-    close(got / huge, norm, within=16 * subject.eps * norm, what="the norm, scaled back,")
+    close(got / huge, norm, within=64 * subject.eps * norm, what="the norm, scaled back,")
     for part, grad in zip(clipped, grads, strict=True):
-        close(part, grad / norm, within=16 * subject.eps, what="a clipped gradient")
+        close(part, grad / norm, within=64 * subject.eps, what="a clipped gradient")
 
 
 @states("clip_grad_norm")
@@ -295,7 +295,7 @@ def test_warm_up_is_a_straight_line(subject, schedule, max_lr, data):
     """Before `warmup` the rate of step t is max_lr * (t + 1) / warmup."""
     step = data.draw(st.integers(0, schedule["warmup"] - 1))
     should = max_lr * (step + 1) / schedule["warmup"]
-    close(subject.warmup_cosine(step, **schedule, max_lr=max_lr), should, within=4 * subject.eps * max_lr)
+    close(subject.warmup_cosine(step, **schedule, max_lr=max_lr), should, within=16 * subject.eps * max_lr)
 
 
 @states("warmup_cosine")
@@ -303,7 +303,7 @@ def test_warm_up_is_a_straight_line(subject, schedule, max_lr, data):
 def test_the_peak_ends_the_warm_up(subject, schedule, max_lr):
     """The rate is max_lr at step warmup - 1, or at step 0 where there is no warm-up."""
     peak = max(schedule["warmup"] - 1, 0)
-    close(subject.warmup_cosine(peak, **schedule, max_lr=max_lr), max_lr, within=4 * subject.eps * max_lr)
+    close(subject.warmup_cosine(peak, **schedule, max_lr=max_lr), max_lr, within=16 * subject.eps * max_lr)
 
 
 @states("warmup_cosine")
@@ -311,7 +311,7 @@ def test_the_peak_ends_the_warm_up(subject, schedule, max_lr):
 def test_the_peak_wins_over_the_end(subject, total, max_lr):
     """Where the warm-up takes all steps the last one has the rate max_lr, not min_lr."""
     rate = subject.warmup_cosine(total - 1, warmup=total, total=total, max_lr=max_lr)
-    close(rate, max_lr, within=4 * subject.eps * max_lr)
+    close(rate, max_lr, within=16 * subject.eps * max_lr)
 
 
 @states("warmup_cosine")
@@ -320,7 +320,7 @@ def test_reaches_min_lr_with_the_last_step_and_stays(subject, schedule, max_lr, 
     """From step total - 1 on the rate is min_lr."""
     min_lr = share * max_lr
     rate = subject.warmup_cosine(schedule["total"] - 1 + after, **schedule, max_lr=max_lr, min_lr=min_lr)
-    close(rate, min_lr, within=4 * subject.eps * max_lr)
+    close(rate, min_lr, within=16 * subject.eps * max_lr)
 
 
 @states("warmup_cosine")
@@ -330,7 +330,7 @@ def test_after_a_third_of_the_way_down_a_quarter_is_lost(subject, warmup, third,
     peak, min_lr = max(warmup - 1, 0), share * max_lr
     schedule = {"warmup": warmup, "total": peak + 3 * third + 1, "max_lr": max_lr, "min_lr": min_lr}
     should = max_lr - 0.25 * (max_lr - min_lr)
-    close(subject.warmup_cosine(peak + third, **schedule), should, within=16 * subject.eps * max_lr)
+    close(subject.warmup_cosine(peak + third, **schedule), should, within=64 * subject.eps * max_lr)
 
 
 @states("warmup_cosine")
@@ -340,7 +340,7 @@ def test_the_fall_is_symmetric(subject, schedule, max_lr, share, data):
     peak, end, min_lr = max(schedule["warmup"] - 1, 0), schedule["total"] - 1, share * max_lr
     n = data.draw(st.integers(0, end - peak))
     rates = [subject.warmup_cosine(step, **schedule, max_lr=max_lr, min_lr=min_lr) for step in (peak + n, end - n)]
-    close(rates[0] + rates[1], max_lr + min_lr, within=16 * subject.eps * max_lr)
+    close(rates[0] + rates[1], max_lr + min_lr, within=64 * subject.eps * max_lr)
 
 
 @states("warmup_cosine")

@@ -50,7 +50,7 @@ def test_probabilities_sum_to_one(subject, logits):
     """Each row is a distribution: nothing negative, and a sum of 1."""
     p = subject.next_token_distribution(logits)
     holds(p >= 0, "a probability is negative", got=p)
-    close(p.sum(axis=-1), np.ones(p.shape[:-1]), within=4 * subject.eps * p.shape[-1], what="the sum of a row")
+    close(p.sum(axis=-1), np.ones(p.shape[:-1]), within=16 * subject.eps * p.shape[-1], what="the sum of a row")
 
 
 @states("next_token_distribution")
@@ -67,7 +67,7 @@ def test_shifting_all_logits_changes_nothing(subject, logits, shift):
     close(
         subject.next_token_distribution(logits + shift),
         subject.next_token_distribution(logits),
-        within=8 * subject.eps,
+        within=32 * subject.eps,
     )
 
 
@@ -108,7 +108,7 @@ def test_a_tiny_temperature_does_not_overflow(subject, logits):
     close(
         subject.next_token_distribution(logits, temperature=temperature),
         largest / largest.sum(axis=-1, keepdims=True),
-        within=4 * subject.eps,
+        within=16 * subject.eps,
     )
 
 
@@ -135,7 +135,7 @@ def test_top_k_breaks_a_tie_by_the_lowest_ids(subject, vocab, data):
     """Where all logits are alike, top-k keeps the ids 0 ... k - 1."""
     top_k = data.draw(st.integers(1, vocab - 1))
     should = np.where(np.arange(vocab) < top_k, 1 / top_k, 0)
-    close(subject.next_token_distribution(np.zeros(vocab), top_k=top_k), should, within=4 * subject.eps)
+    close(subject.next_token_distribution(np.zeros(vocab), top_k=top_k), should, within=16 * subject.eps)
 
 
 @states("next_token_distribution")
@@ -146,7 +146,7 @@ def test_renaming_the_tokens_renames_what_top_k_keeps(subject, order, top_k):
     close(
         subject.next_token_distribution(logits[order], top_k=top_k),
         subject.next_token_distribution(logits, top_k=top_k)[order],
-        within=8 * subject.eps,
+        within=32 * subject.eps,
     )
 
 
@@ -166,7 +166,7 @@ def test_top_p_stops_where_the_mass_is_exactly_p(subject, exponent, data):
     vocab = 2**exponent
     m = data.draw(st.integers(1, vocab - 1))
     should = np.where(np.arange(vocab) < m, 1 / m, 0)
-    close(subject.next_token_distribution(np.zeros(vocab), top_p=m / vocab), should, within=4 * subject.eps)
+    close(subject.next_token_distribution(np.zeros(vocab), top_p=m / vocab), should, within=16 * subject.eps)
 
 
 @states("next_token_distribution")
@@ -184,7 +184,7 @@ def test_a_top_p_of_one_keeps_every_token(subject, logits):
     logits[..., 0] += 50
     p = subject.next_token_distribution(logits, top_p=1.0)
     holds(p > 0, "a token was dropped", got=p)
-    close(p, subject.next_token_distribution(logits), within=4 * subject.eps)
+    close(p, subject.next_token_distribution(logits), within=16 * subject.eps)
 
 
 @states("next_token_distribution")
@@ -217,7 +217,7 @@ def test_each_row_is_cut_by_itself(subject, rows, top_k, top_p):
     options = {"temperature": 0.5, "top_k": top_k, "top_p": top_p}
     together = subject.next_token_distribution(rows.astype(np.float64), **options)
     alone = [subject.next_token_distribution(row.astype(np.float64), **options) for row in rows]
-    close(together, np.stack(alone), within=8 * subject.eps)
+    close(together, np.stack(alone), within=32 * subject.eps)
 
 
 @states("next_token_distribution")

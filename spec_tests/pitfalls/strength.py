@@ -13,7 +13,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -137,8 +137,11 @@ def _has_oracle(prop: Property) -> bool:
 # ---------------------------------------------------------------------------------------------------- our own errors
 
 
-def margin(prop_id: str, backend: str, examples: int, seed: int) -> Margin | None:
-    """Draw examples of a property on one of our backends; None where it compares nothing with a bound."""
+def margin(prop_id: str, backend: str, examples: int, seed: int, checked: bool) -> Margin | None:
+    """Draw examples of a property on one of our backends; None where it compares nothing with a bound.
+
+    Shapes are `checked` where it may be one that asks for refusals.
+    """
     from spec_tests.subjects.loading import load
 
     (prop,) = (p for p in all_properties() if p.id == prop_id)
@@ -148,7 +151,8 @@ def margin(prop_id: str, backend: str, examples: int, seed: int) -> Margin | Non
         return None
     shares: list[float] = []
     draw = searching(prop.function, examples=examples, seed=seed)
-    with unchecked(), watching(shares.append), _counting(subject, shares) as counted, draw:
+    quick = nullcontext() if checked else unchecked()
+    with quick, watching(shares.append), _counting(subject, shares) as counted, draw:
         prop.run(subject)
     return Margin(prop_id, backend, max(shares), counted()) if shares else None
 
@@ -213,16 +217,18 @@ def _margins(pool: ProcessPoolExecutor, seed: int, fresh: int) -> Iterable[Margi
     # compared with itself the reference is never off: oracles say something of PyTorch only
     wanted = [(p.id, backend) for backend in BACKENDS for p in all_properties()
               if backend != "reference.numpy" or not _has_oracle(p)]  # fmt: skip
-    first = [m for m in _map_margins(pool, wanted, 2, seed) if m is not None]
+    first = [m for m in _map_margins(pool, wanted, 2, seed, checked=True) if m is not None]
     each = -(-fresh // len(first)) + 1  # Hypothesis sometimes has no more inputs to draw
-    return [m for m in _map_margins(pool, [(m.id, m.backend) for m in first], each, seed) if m is not None]
+    bounded = [(m.id, m.backend) for m in first]
+    return [m for m in _map_margins(pool, bounded, each, seed, checked=False) if m is not None]
 
 
 def _map_margins(
-    pool: ProcessPoolExecutor, wanted: list[tuple[str, str]], examples: int, seed: int
+    pool: ProcessPoolExecutor, wanted: list[tuple[str, str]], examples: int, seed: int, *, checked: bool
 ) -> Iterator[Margin | None]:
     ids, backends = zip(*wanted, strict=True)
-    return pool.map(margin, ids, backends, [examples] * len(ids), [seed] * len(ids), chunksize=4)
+    n = len(ids)
+    return pool.map(margin, ids, backends, [examples] * n, [seed] * n, [checked] * n, chunksize=4)
 
 
 # ---------------------------------------------------------------------------------------------------------- in words
