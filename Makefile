@@ -13,7 +13,7 @@ help: ## say what there is to make
 
 $(VENV)/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[plots,dev]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[plots,dev,precision]'
 	touch $@
 
 spec: $(VENV)/.installed ## check a third-party implementation, torch.nn, and print the report

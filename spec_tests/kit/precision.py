@@ -37,8 +37,6 @@ from spec_tests.subjects.subject import Subject, _default_dtype
 
 DTYPES = ("float64", "float32", "float16", "bfloat16")
 COARSER = DTYPES[1:]
-NARROWER = ("float32", "float16")
-"""What a subject of NumPy arrays can be given instead."""
 HALF = ("float16", "bfloat16")
 ROUNDOFF = {"float64": 2.0**-53, "float32": 2.0**-24, "float16": 2.0**-11, "bfloat16": 2.0**-8}
 SMALLEST = {"float64": 2.0**-1074, "float32": 2.0**-149, "float16": 2.0**-24, "bfloat16": 2.0**-133}
@@ -116,7 +114,7 @@ def judge(subject: Subject, component: str, *, failed: Iterable[str], max_exampl
 
     Gives `measured`, as `measure` does, and `right_in_its_dtype`, the ids of the properties that it passes there.
     """
-    from spec_tests.kit.worker import run_property
+    from spec_tests.kit.worker import NARROWER, run_property
     from spec_tests.spec import all_properties
 
     measured = measure(subject, component, seed=seed)
@@ -178,9 +176,8 @@ def summary(results: Iterable[Result]) -> list[str]:
         else:
             within += bool(result["dtypes"])
     if within:
-        lines.append(
-            f"{within} components are as precise as rounding lets them be (`transformer-spec precision` shows each)"
-        )
+        who = "1 component is" if within == 1 else f"{within} components are"
+        lines.append(f"{who} as precise as rounding allows (`transformer-spec precision` shows each dtype)")
     return lines
 
 

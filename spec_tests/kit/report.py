@@ -14,8 +14,6 @@ from rich.table import Table
 from rich.text import Text
 
 from reference import SPEC_VERSION
-from spec_tests.kit.precision import summary
-from spec_tests.subjects.conventions import described
 
 REPORT_VERSION = 3
 """The version of the JSON report's form; see report.schema.json."""
@@ -161,6 +159,9 @@ def show(report: Report, console: Console, *, all_failures: bool = False) -> Non
     Of a component that has a diagnosis the first failures are shown whole and the rest in a line each, unless
     `all_failures` are asked for.
     """
+    from spec_tests.kit.precision import summary
+    from spec_tests.subjects.conventions import described
+
     head = f"{plain(report.subject, 200)}   spec {report.spec_version} · {report.dtype} · seed {report.seed}"
     console.print(Text(f"{head} · {report.max_examples} examples a property", "bold"), soft_wrap=True)
     if report.conventions:

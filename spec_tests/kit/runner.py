@@ -18,9 +18,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from spec_tests.kit import xfails as xfail_files
-from spec_tests.kit.precision import NARROWER
 from spec_tests.kit.report import Report, Result
-from spec_tests.kit.worker import EXAMPLES, Event, introduction, plan, run_property, run_step, shares
+from spec_tests.kit.worker import (
+    EXAMPLES,
+    NARROWER,
+    Event,
+    introduction,
+    plan,
+    precision_step,
+    run_property,
+    run_step,
+    shares,
+)
 
 if TYPE_CHECKING:
     from spec_tests.subjects.subject import Subject
@@ -42,6 +51,8 @@ STEP_LIMIT = 5.0
 KEPT_OUTPUT = 4000
 
 WORKERS = min(2, os.cpu_count() or 1)
+ALONE = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
+"""One thread in each worker unless the user says otherwise: the inputs are small, and two pools would fight."""
 
 
 class CannotRun(Exception):
@@ -63,7 +74,7 @@ def check(
     `subject` is what `transformer-spec check` takes (a file, a dotted module, `"torch_nn"`, or a program as
     `"command:./my_program"`), which runs in a child process that a hang or a crash cannot outlive; or any namespace of
     functions, which runs in this process, so that its hangs are yours. `components` limits what is checked, and so does
-    `properties`, globs of ids. `max_examples` are drawn for each property; 16 unless given, and fewer for whole models.
+    `properties`, globs of ids. `max_examples` are drawn for each property; 12 unless given, and fewer for whole models.
     A component that failed is then compared with known mistakes (`.diagnoses`). Raises CannotRun where there is
     nothing to report.
     """
@@ -201,23 +212,25 @@ class _Collector:
                 )  # fmt: skip
 
     def precision_steps(self) -> list[Event]:
-        """Say what is to be done after the verdicts: measure the precision of each component that answers.
+        """Say whose precision is still to be measured, and what is to be judged again in the dtype that it computes in.
 
-        Not where only some properties are asked for.
+        Nothing where only some properties are asked for.
         """
         components = [] if self.ids else dict.fromkeys(p["component"] for p in self.planned or ())
         gave_up = {result.component for result in self.results if result.kind in ("hang", "crash")}
-        return [
-            {
-                "step": "precision",
-                "component": component,
-                "failed": [r.id for r in self.results if r.component == component and r.verdict == "failed"],
-                "max_examples": self.max_examples,
-                "seed": self.seed,
-            }
-            for component in components
-            if component not in gave_up
-        ]
+        done = {found["component"] for found in self.found.get("precision", ())}
+        inside = self._inside()
+        job = {"max_examples": self.max_examples, "seed": self.seed}
+        steps = []
+        for component in (c for c in components if c not in gave_up):
+            failed = [r.id for r in self.results if r.component == component and r.verdict == "failed"]
+            if component not in done or (component in inside and failed):
+                steps.append(precision_step(component, failed, job))
+        return steps
+
+    def _inside(self) -> dict[str, str]:
+        """Give the coarser dtypes that components compute in inside, of those that they can be given."""
+        return {m["component"]: m["computes_in"] for m in self._measured() if m["computes_in"] in NARROWER}
 
     def diagnosis_steps(self) -> list[Event]:
         """Say what is to be done after that: a diagnosis of each component that failed and still answers."""
@@ -225,7 +238,7 @@ class _Collector:
         for result in self.results:
             if result.verdict == "failed":
                 failed.setdefault(result.component, []).append(result)
-        inside = {m["component"]: m["computes_in"] for m in self._measured() if m["computes_in"] in NARROWER}
+        inside = self._inside()
         return [
             {
                 "step": "diagnosis",
@@ -242,7 +255,7 @@ class _Collector:
     def _measured(self) -> tuple[dict[str, Any], ...]:
         """Give the precision of each component that has one."""
         judged = [found["data"] for found in self.found.get("precision", ()) if found["data"]]
-        return tuple(data["measured"] for data in judged if data["measured"])
+        return tuple({data["measured"]["component"]: data["measured"] for data in judged if data["measured"]}.values())
 
     def report(self) -> Report:
         """Give the report, in the manifest's order of components."""
@@ -385,6 +398,8 @@ class _Watch:
                 raise CannotRun(
                     f"{self.wanted}: {ended['stage']} {ended['how']}" + (f"; it said: {said}" if said else "")
                 )
+            if ended["current"] is not None and ended["current"] not in (ids or []):
+                return  # the verdicts are all there; what it was measured at is lost
             if ended["current"] is not None:
                 self.take(_verdict_of_the_end(ended))
                 self._give_up(ended["current"].split(".")[0], ids or [])
@@ -436,7 +451,7 @@ class _Child:
             stderr=output_end,
             pass_fds=(worker_end,),
             start_new_session=True,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, _import_path()))},
+            env={**ALONE, **os.environ, "PYTHONPATH": os.pathsep.join(filter(None, _import_path()))},
         )
         os.close(worker_end)
         os.close(output_end)

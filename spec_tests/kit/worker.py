@@ -27,9 +27,12 @@ if TYPE_CHECKING:
 
 Event = dict[str, Any]
 
-EXAMPLES = 16
+EXAMPLES = 12
 COMPOSED = {"transformer_block": 2, "transformer": 3}
 """What holds all other components takes as much longer, so by default so many fewer examples are drawn."""
+
+NARROWER = ("float32", "float16")
+"""What a subject of float64 that computes in a coarser dtype inside can be given instead."""
 
 SHRINKING_SECONDS = 5
 """So long a failing input may be made smaller; Hypothesis alone would take up to five minutes."""
@@ -141,6 +144,12 @@ STEPS = {
     "replay": "spec_tests.kit.replay:replay",
 }
 """What may follow the verdicts: functions of a subject, a component, and whatever else the step names."""
+
+
+def precision_step(component: str, failed: list[str], job: Event) -> Event:
+    """Give the step that measures a component, and puts to it again what it failed if it computes in another dtype."""
+    details = {"failed": failed, "max_examples": job["max_examples"], "seed": job["seed"]}
+    return {"step": "precision", "component": component, **details}
 
 
 def run_step(subject: "Subject", step: Event) -> Event:
@@ -302,7 +311,11 @@ def main() -> None:
     for prop_id in ids:
         emit({"event": "start", "id": prop_id})
         emit(run_property(by_id[prop_id], subject, max_examples=job["max_examples"], seed=job["seed"]))
-    for step in job["steps"]:
+    steps = job["steps"]
+    if job["ids"] is None and not job["properties"]:  # while it is here: a process of its own would take seconds
+        asked = dict.fromkeys(p["component"] for p in planned["properties"])
+        steps = [precision_step(component, [], job) for component in asked]
+    for step in steps:
         emit({"event": "start", "id": f"{step['step']} of {step['component']}"})
         emit(run_step(subject, step))
     emit({"event": "done"})
