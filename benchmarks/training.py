@@ -61,6 +61,52 @@ def gpt2(*, activation: str = "gelu_new") -> Callable[[], object]:
     return _training_step(list(model.parameters()), loss_of)
 
 
+class PlainBlock(nn.Module):
+    """A block as it is usually written: packed projections, no guard against what is hidden, nothing checked."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        d = CONFIG.d_model
+        self.norm_1, self.norm_2 = nn.LayerNorm(d), nn.LayerNorm(d)
+        self.qkv, self.o = nn.Linear(d, 3 * d, bias=False), nn.Linear(d, d, bias=False)
+        self.mlp = nn.Sequential(nn.Linear(d, CONFIG.d_ff), nn.GELU(), nn.Linear(CONFIG.d_ff, d))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Let tokens attend, then think."""
+        q, k, v = (
+            part.unflatten(-1, (CONFIG.n_heads, -1)).transpose(1, 2)
+            for part in self.qkv(self.norm_1(x)).chunk(3, dim=-1)
+        )
+        heads = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        x = x + self.o(heads.transpose(1, 2).flatten(-2))
+        return x + self.mlp(self.norm_2(x))
+
+
+class PlainGPT(nn.Module):
+    """A small GPT of torch's own modules, for what the compiler makes of one on this machine."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding, self.positions = nn.Embedding(VOCAB, CONFIG.d_model), nn.Embedding(SEQ, CONFIG.d_model)
+        self.blocks = nn.Sequential(*(PlainBlock() for _ in range(CONFIG.n_layers)))
+        self.norm, self.head = nn.LayerNorm(CONFIG.d_model), nn.Linear(CONFIG.d_model, VOCAB)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        """Give the logits."""
+        x = self.embedding(ids) + self.positions(torch.arange(ids.shape[-1]))
+        return self.head(self.norm(self.blocks(x)))
+
+
+def plain_compiled() -> Callable[[], object]:
+    """Give the step of `PlainGPT`, compiled as ours is."""
+    model = PlainGPT().train()
+
+    def loss_of(ids: Tensor, targets: Tensor) -> Tensor:
+        return nn.functional.cross_entropy(model(ids).flatten(0, 1), targets.flatten())
+
+    return _training_step(list(model.parameters()), torch.compile(loss_of, fullgraph=True))
+
+
 def flops_per_step() -> float:
     """Count the multiplications and additions of a step's matrix products: forward once, backward twice."""
     d, f, seq = CONFIG.d_model, CONFIG.d_ff, SEQ
