@@ -102,9 +102,8 @@ def _cancels_inside_a_gradient(call: Call, given: SimpleNamespace, results: dict
         case "attention_weights":
             return cotangent * _reach_of_scores(given.q, given.k)
         case "scaled_dot_product_attention":
-            return (
-                _largest(np.abs(given.cotangent).sum(axis=-1)) * _largest(given.v) * _reach_of_scores(given.q, given.k)
-            )
+            of_scores = _largest(np.abs(given.cotangent).sum(axis=-1)) * _largest(given.v)
+            return max(cotangent, of_scores * _reach_of_scores(given.q, given.k))
         case "self_attention" | "multi_head_attention":
             return _inside_attention(given)
         case "layer_norm":
@@ -139,7 +138,7 @@ def _inside_attention(given: SimpleNamespace) -> float:
     w_o = getattr(given, "w_o", None)
     of_heads = np.abs(given.cotangent) if w_o is None else np.abs(given.cotangent) @ np.abs(w_o).T
     of_scores = _largest(of_heads.sum(axis=-1)) * _largest(v) * _reach_of_scores(q, k)
-    return of_scores * max(1, *map(_largest, (x, keys_from, given.w_q, given.w_k)))
+    return max(of_scores, _largest(of_heads)) * max(1, *map(_largest, (x, keys_from, given.w_q, given.w_k)))
 
 
 def _reach_inside_blocks(given: SimpleNamespace) -> float:
