@@ -22,9 +22,9 @@ import numpy as np
 
 import reference.numpy
 from reference.config import ModelConfig
-from reference.parameters import leaves, map_tree
+from reference.parameters import leaves
 from spec_tests.judge import close
-from spec_tests.subjects.contract import Call, is_gradient, plain
+from spec_tests.subjects.contract import Call, arrays_of, is_gradient, plain
 
 SAFETY = 64
 PART = 2.0**-20
@@ -32,7 +32,7 @@ PART = 2.0**-20
 
 def agree(call: Call, got: Any, should: Any, *, eps: float, share: float = 1.0) -> None:
     """Check every array of a result against its bound, or `share` of it."""
-    results, wanted = _arrays(got), _arrays(should)
+    results, wanted = arrays_of(got), arrays_of(should)
     for path, limit in bounds(call, should, eps=eps).items():
         if path not in results:
             raise AssertionError(f"{call.component}: the result lacks {path}")
@@ -41,13 +41,13 @@ def agree(call: Call, got: Any, should: Any, *, eps: float, share: float = 1.0) 
 
 def bounds(call: Call, should: Any, *, eps: float) -> dict[str, float]:
     """Give the absolute bound of every array of a result, by its path ('' for a single one)."""
-    moved = _arrays(_evaluate(_shifted(call)))
-    limits, inside = {}, _cancels_inside(call, _arrays(should))
-    for path, wanted in _arrays(should).items():
+    moved = arrays_of(_evaluate(_shifted(call)))
+    limits, inside = {}, _cancels_inside(call, arrays_of(should))
+    for path, wanted in arrays_of(should).items():
         finite = np.isfinite(wanted) & np.isfinite(moved[path])
         size = np.abs(np.where(finite, wanted, 0)).max(initial=0)
         sensitivity = np.abs(np.where(finite, moved[path] - np.where(finite, wanted, 0), 0)).max(initial=0) / PART
-        limits[path] = float(SAFETY * eps * _length(call) * (size + sensitivity + inside))
+        limits[path] = float(SAFETY * eps * summed_length(call) * (size + sensitivity + inside))
     return limits
 
 
@@ -60,14 +60,12 @@ def _shifted(call: Call) -> Call:
     """Move every floating number by at most one part in 2^20 of itself, half of them up and half down."""
     signs = np.random.default_rng(0)
 
-    def shift(value: Any) -> Any:
-        if isinstance(value, np.ndarray) and value.dtype.kind == "f":
-            return np.asarray(value * (1 + PART * signs.choice((-1.0, 1.0), value.shape)), value.dtype)
-        if isinstance(value, Mapping | list):
-            return map_tree(shift, value)
-        return value
+    def shift(array: np.ndarray) -> np.ndarray:
+        if array.dtype.kind != "f":
+            return array
+        return np.asarray(array * (1 + PART * signs.choice((-1.0, 1.0), array.shape)), array.dtype)
 
-    return Call(call.component, tuple(map(shift, call.args)), {name: shift(v) for name, v in call.options.items()})
+    return call.mapped(shift)
 
 
 def _cancels_inside(call: Call, results: dict[str, np.ndarray]) -> float:
@@ -180,16 +178,11 @@ def _steepness(x: np.ndarray) -> float:
     return 1 + _largest(x * (1 + 0.134 * x**2))
 
 
-def _length(call: Call) -> int:
+def summed_length(call: Call) -> int:
+    """Give the longest axis that may be summed over, tokens too for a gradient, times the layers of a model."""
     values = [*call.args, *call.options.values()]
     arrays = [a for value in values for _, a in leaves(value) if isinstance(a, np.ndarray)]
     longest = max((max(a.shape, default=1) for a in arrays), default=1)
     layers = next((1 + v.n_layers for v in values if isinstance(v, ModelConfig)), 1)
     tokens = math.prod(call.args[0].shape[:-1]) if is_gradient(call.component) else 1
     return max(longest, tokens, 1) * layers
-
-
-def _arrays(result: Any) -> dict[str, Any]:
-    """Give the arrays of a result by their paths; the gradient of an argument that is None is no array."""
-    tree = list(result) if isinstance(result, tuple) else result
-    return {path: array for path, array in leaves(tree) if array is not None}

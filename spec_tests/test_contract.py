@@ -104,7 +104,7 @@ def test_the_dtype_of_the_inputs_is_kept(subject, case, data):
 
 
 def _keeps_the_dtype(subject: Any, call: Call, dtype: str) -> None:
-    call = _with_arrays(call, lambda array: array.astype(dtype) if array.dtype.kind == "f" else array)
+    call = call.mapped(lambda array: array.astype(dtype) if array.dtype.kind == "f" else array)
     for path, array in _results(_run(subject, call)):
         holds(
             array.dtype == dtype,
@@ -406,13 +406,6 @@ def _with_argument(call: Call, name: str, change: Callable[[np.ndarray], np.ndar
             call.options,
         )
     return Call(call.component, call.args, {**call.options, name: change(call.options[name])})
-
-
-def _with_arrays(call: Call, change: Callable[[np.ndarray], np.ndarray]) -> Call:
-    def within(value: Any) -> Any:
-        return map_tree(lambda leaf: change(leaf) if isinstance(leaf, np.ndarray) else leaf, value)
-
-    return Call(call.component, tuple(map(within, call.args)), {n: within(v) for n, v in call.options.items()})
 
 
 def _emptied(call: Call, axis: str) -> Call:

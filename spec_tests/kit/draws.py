@@ -22,7 +22,15 @@ from reference.parameters import leaves, map_tree
 from reference.shape_checks import unchecked
 from spec_tests import bounds, strategies
 from spec_tests.judge import Mismatch, SubjectRaised, Unsupported
-from spec_tests.subjects.contract import VJP, Call, array_annotations, gradient_arguments, is_gradient, signature
+from spec_tests.subjects.contract import (
+    VJP,
+    Call,
+    array_annotations,
+    arrays_of,
+    gradient_arguments,
+    is_gradient,
+    signature,
+)
 from spec_tests.subjects.subject import Subject, to_numpy
 
 FRESH = 24
@@ -186,7 +194,7 @@ def draws_of(
 
 
 def _made(subject: Subject, call: Call, case: str, budget: Budget) -> Iterator[Draw]:
-    call = Call(call.component, tuple(map(_rounded(subject), call.args)), map_options(call.options, _rounded(subject)))
+    call = call.mapped(_rounded(subject))
     try:
         with budget.waiting():
             got = outcome_of(subject, call)
@@ -240,22 +248,15 @@ def writes(function: Callable[..., Any], call: Call) -> bool:
     )
 
 
-def _rounded(subject: Subject) -> Callable[[Any], Any]:
+def _rounded(subject: Subject) -> Callable[[np.ndarray], np.ndarray]:
     """Round numbers to what the subject gets: its dtype is no mistake."""
 
-    def rounded(value: Any) -> Any:
-        if isinstance(value, Mapping | list):
-            return map_tree(rounded, value)
-        if isinstance(value, np.ndarray) and value.dtype == np.float64 and subject.dtype != np.float64:
-            return value.astype(subject.dtype, order="K").astype(np.float64, order="K")
-        return value
+    def rounded(array: np.ndarray) -> np.ndarray:
+        if array.dtype == np.float64 and subject.dtype != np.float64:
+            return array.astype(subject.dtype, order="K").astype(np.float64, order="K")
+        return array
 
     return rounded
-
-
-def map_options(options: Mapping[str, Any], change: Callable[[Any], Any]) -> dict[str, Any]:
-    """Change every option."""
-    return {name: change(value) for name, value in options.items()}
 
 
 def outcome_of(subject: Subject, call: Call) -> Outcome:
@@ -272,27 +273,13 @@ def outcome_of(subject: Subject, call: Call) -> Outcome:
 
 def outcome(function: Callable[..., Any], call: Call, dtype: str = "float64") -> Outcome:
     """Call a function on copies of the arguments, whose floating numbers have this dtype."""
-
-    def copied(value: Any) -> Any:
-        if isinstance(value, Mapping | list):
-            return map_tree(copied, value)
-        if not isinstance(value, np.ndarray):
-            return value
-        return value.astype(dtype) if value.dtype == np.float64 else value.copy()  # as a subject gets them
-
-    args, options = [copied(arg) for arg in call.args], map_options(call.options, copied)
+    given = call.mapped(lambda a: a.astype(dtype) if a.dtype == np.float64 else a.copy())  # as a subject gets them
     with np.errstate(all="ignore"), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
-            return arrays_of(to_numpy(function(*args, **options), call.component))
+            return arrays_of(to_numpy(function(*given.args, **given.options), call.component))
         except Exception as error:
             return Raised(f"{type(error).__name__}: {error}")
-
-
-def arrays_of(result: Any) -> dict[str, np.ndarray]:
-    """Give the arrays of a result by their paths; the gradient of what is None is none."""
-    tree = list(result) if isinstance(result, tuple) else result
-    return {path: np.asarray(array) for path, array in leaves(tree) if array is not None}
 
 
 # ----------------------------------------------------------------------------------------------- fresh calls
@@ -331,12 +318,7 @@ def fresh_calls(case: str, count: int, *, seed: int, gradient: bool = False) -> 
 
 
 def _in_another_order(call: Call) -> Call:
-    def turned(value: Any) -> Any:
-        if isinstance(value, Mapping | list):
-            return map_tree(turned, value)
-        return np.asfortranarray(value) if isinstance(value, np.ndarray) else value
-
-    return Call(call.component, tuple(map(turned, call.args)), map_options(call.options, turned))
+    return call.mapped(np.asfortranarray)
 
 
 def in_general_position(call: Call, generator: np.random.Generator) -> Call:

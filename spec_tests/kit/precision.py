@@ -27,13 +27,13 @@ import numpy as np
 import reference.numpy
 from reference.components import COMPONENTS
 from reference.config import ModelConfig
-from reference.parameters import leaves, map_tree
+from reference.parameters import map_tree
 from reference.shape_checks import unchecked
-from spec_tests.bounds import SAFETY, _length, bounds
+from spec_tests.bounds import SAFETY, bounds, summed_length
 from spec_tests.judge import Mismatch, Unsupported
 from spec_tests.kit.precision_inputs import LENGTHS, Stress, Trial, stress, trials
-from spec_tests.subjects.contract import Call
-from spec_tests.subjects.subject import Subject, _default_dtype
+from spec_tests.subjects.contract import Call, arrays_of
+from spec_tests.subjects.subject import Subject, default_dtype
 
 DTYPES = ("float64", "float32", "float16", "bfloat16")
 COARSER = DTYPES[1:]
@@ -245,12 +245,12 @@ def _in_dtype(
 
 def _errors(subject: Subject, trial: Trial, dtype: str) -> Iterator[Errors]:
     call = _map_call(trial.call, lambda array: _rounded(array, dtype))
-    got = _arrays(subject.call(call.component, *call.args, **call.options))
+    got = arrays_of(subject.call(call.component, *call.args, **call.options))
     yield from _compared(got, trial, call, dtype)
 
 
 def _compared(got: dict[str, np.ndarray], trial: Trial, call: Call, dtype: str) -> Iterator[Errors]:
-    exact, naive, unit = _arrays(_exact(call, dtype)), _arrays(_naive(call, dtype)), _units(call, dtype)
+    exact, naive, unit = arrays_of(_exact(call, dtype)), arrays_of(_naive(call, dtype)), _units(call, dtype)
     for path, should in exact.items():
         error, of_naive = (np.abs(_difference(run[path], should)) / unit[path] for run in (got, naive))
         # where the naive run is right to the last bit, the rounding of the result itself is what is there to be had
@@ -262,7 +262,7 @@ def _compared(got: dict[str, np.ndarray], trial: Trial, call: Call, dtype: str) 
 def _units(call: Call, dtype: str) -> dict[str, float]:
     """Give u x the condition for each array of a result, and what the smallest number of the dtype adds."""
     should = _reference(call)
-    limits = bounds(call, should, eps=ROUNDOFF[dtype] / (SAFETY * _length(call)))
+    limits = bounds(call, should, eps=ROUNDOFF[dtype] / (SAFETY * summed_length(call)))
     return {path: limit + SMALLEST[dtype] for path, limit in limits.items()}
 
 
@@ -307,9 +307,9 @@ def _stressed(subject: Subject, row: Stress, dtype: str) -> Result:
     """Put one hard row to the subject; the right value is that of the inputs as they are in the dtype."""
     told = {"what": row.what, "why": row.why, "right": list(row.right)}
     call = _map_call(row.call, lambda array: _rounded(array, dtype))
-    should = _arrays(_exact(call, dtype))[""]
+    should = arrays_of(_exact(call, dtype))[""]
     try:
-        got = _arrays(subject.call(call.component, *call.args, **call.options))
+        got = arrays_of(subject.call(call.component, *call.args, **call.options))
     except Unsupported as lacking:
         return {**told, "imprecise": False, "why_not": str(lacking)}
     except Mismatch as problem:
@@ -349,7 +349,7 @@ def _inside(subject: Subject, component: str) -> str | None:
 
 def _fits_into(subject: Subject, call: Call, dtype: str) -> bool:
     """Say whether every number of the result is one of this dtype."""
-    results = _arrays(subject.call(call.component, *call.args, **call.options)).values()
+    results = arrays_of(subject.call(call.component, *call.args, **call.options)).values()
     return all(np.array_equal(array, _rounded(array, dtype)) for array in results)
 
 
@@ -399,8 +399,8 @@ def _kinds(subject: Subject, component: str, inside: str | None) -> tuple[list[s
 
 def _signed(subject: Subject, call: Call) -> np.ndarray:
     """Give what every element of a result is off by, in units of the condition."""
-    got = _arrays(subject.call(call.component, *call.args, **call.options))
-    should, unit = _arrays(_reference(call)), _units(call, "float64")
+    got = arrays_of(subject.call(call.component, *call.args, **call.options))
+    should, unit = arrays_of(_reference(call)), _units(call, "float64")
     return np.concatenate(
         [(_difference(got[path], wanted) * ROUNDOFF["float64"] / unit[path]).ravel() for path, wanted in should.items()]
     )
@@ -493,7 +493,7 @@ class _InDtype:
         @functools.wraps(function)
         def narrowed(*args: Any, **options: Any) -> Any:
             args, options = map_tree(self._narrow, list(args)), map_tree(self._narrow, options)
-            with _default_dtype("torch" if any(map(_is_torch, args)) else "numpy", np.dtype(self._own)):
+            with default_dtype("torch" if any(map(_is_torch, args)) else "numpy", np.dtype(self._own)):
                 return _widened(function(*args, **options), self._dtype)
 
         return narrowed
@@ -544,21 +544,13 @@ def _bfloat16() -> Any:
 
 def _map_call(call: Call, change: Callable[[np.ndarray], Any]) -> Call:
     """Put `change(array)` in the place of every floating array of a call."""
-
-    def changed(value: Any) -> Any:
-        return change(value) if isinstance(value, np.ndarray) and value.dtype.kind == "f" else value
-
-    return Call(call.component, tuple(map_tree(changed, list(call.args))), map_tree(changed, call.options))
+    return call.mapped(lambda array: change(array) if array.dtype.kind == "f" else array)
 
 
 def _rounded(array: np.ndarray, dtype: str) -> np.ndarray:
     if dtype == "bfloat16" and _bfloat16() is None:
         return np.full_like(array, np.nan)
     return array.astype(_bfloat16() if dtype == "bfloat16" else dtype).astype(np.float64)
-
-
-def _arrays(result: Any) -> dict[str, np.ndarray]:
-    return {path: np.asarray(array) for path, array in leaves(list(result) if isinstance(result, tuple) else result)}
 
 
 def _difference(got: np.ndarray, should: np.ndarray) -> np.ndarray:

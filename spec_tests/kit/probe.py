@@ -27,8 +27,8 @@ from reference.parameters import leaves
 from reference.shape_checks import unchecked
 from spec_tests.judge import Mismatch, SubjectRaised, Unsupported
 from spec_tests.kit.experiments import ATTENTIONS, EXPERIMENTS, OTHERS, Calls, Experiment, attention_arguments, truths
-from spec_tests.kit.runner import CannotRun, _import_path
-from spec_tests.kit.worker import _end_with_parent
+from spec_tests.kit.runner import CannotRun, import_path
+from spec_tests.kit.worker import end_with_parent
 from spec_tests.subjects.contract import Call
 from spec_tests.subjects.conventions import AS_DECLARED, as_declared, conventions_of, in_its_own_reading
 from spec_tests.subjects.subject import Subject
@@ -328,7 +328,7 @@ def _run(subject: str, components: list[str], time_limit: float) -> tuple[list[d
         stderr=subprocess.DEVNULL,
         pass_fds=(child_end,),
         start_new_session=True,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, _import_path()))},
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, import_path()))},
     )
     os.close(child_end)
     events: list[dict[str, Any]] = []
@@ -361,7 +361,7 @@ def main() -> None:
     os.set_inheritable(int(fd), False)
     parent = os.dup(0)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)  # the subject has nothing to read
-    threading.Thread(target=_end_with_parent, args=(parent,), daemon=True).start()
+    threading.Thread(target=end_with_parent, args=(parent,), daemon=True).start()
 
     def emit(event: dict[str, Any]) -> None:
         os.write(int(fd), json.dumps(event).encode() + b"\n")

@@ -17,11 +17,11 @@ import reference.numpy
 from reference.parameters import leaves
 from spec_tests import bounds
 from spec_tests.judge import Mismatch, SubjectRaised, Unsupported
-from spec_tests.kit.draws import Raised, arrays_of, coarsest, difference, outcome, writes_into_arguments
+from spec_tests.kit.draws import Raised, coarsest, difference, outcome, writes_into_arguments
 from spec_tests.kit.report import plain
 from spec_tests.kit.runner import TIME_LIMIT, CannotRun, follow_up
 from spec_tests.kit.wire import decode_call
-from spec_tests.subjects.contract import Call
+from spec_tests.subjects.contract import Call, arrays_of
 from spec_tests.subjects.subject import Subject
 
 READABLE = (2, 3)

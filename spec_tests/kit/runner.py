@@ -451,7 +451,7 @@ class _Child:
             stderr=output_end,
             pass_fds=(worker_end,),
             start_new_session=True,
-            env={**ALONE, **os.environ, "PYTHONPATH": os.pathsep.join(filter(None, _import_path()))},
+            env={**ALONE, **os.environ, "PYTHONPATH": os.pathsep.join(filter(None, import_path()))},
         )
         os.close(worker_end)
         os.close(output_end)
@@ -605,7 +605,7 @@ class _Child:
         return self.output.decode("utf-8", "replace")
 
 
-def _import_path() -> list[str]:
+def import_path() -> list[str]:
     """Give what the worker needs on its path to import this very kit."""
     root = str(Path(__file__).resolve().parents[2])
     return [root, os.environ.get("PYTHONPATH", "")]

@@ -23,7 +23,7 @@ import reference.numpy
 from reference import SPEC_VERSION
 from reference.checkpoint import write_whole
 from reference.components import COMPONENTS
-from reference.parameters import leaves, map_tree
+from reference.parameters import leaves
 from reference.shape_checks import unchecked
 from spec_tests import bounds, test_contract
 from spec_tests.judge import Mismatch, SubjectRaised, close
@@ -272,13 +272,11 @@ def _off_the_edge(call: Call) -> Call:
         total_loss, n_tokens = call.args
         return Call(call.component, (min(total_loss, 30.0 * n_tokens), n_tokens), {})
 
-    def finite(value: Any) -> Any:
-        if isinstance(value, np.ndarray) and value.dtype.kind == "f":
-            return np.nan_to_num(value, nan=0.0, posinf=30.0, neginf=-30.0)
-        return value
+    def finite(array: np.ndarray) -> np.ndarray:
+        return np.nan_to_num(array, nan=0.0, posinf=30.0, neginf=-30.0) if array.dtype.kind == "f" else array
 
     if call.component.removesuffix(VJP) in ("gelu", "cross_entropy"):
-        return Call(call.component, tuple(map_tree(finite, arg) for arg in call.args), call.options)
+        return call.mapped(finite)
     return call
 
 

@@ -252,7 +252,7 @@ def main() -> None:
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)  # the subject has nothing to read
     with os.fdopen(os.dup(job_input)) as lines:
         job = json.loads(lines.readline())
-    threading.Thread(target=_end_with_parent, args=(job_input,), daemon=True).start()
+    threading.Thread(target=end_with_parent, args=(job_input,), daemon=True).start()
 
     nonce = job["nonce"].encode()
 
@@ -322,7 +322,7 @@ def main() -> None:
     os._exit(0)  # whatever threads the subject has started
 
 
-def _end_with_parent(job_input: int) -> None:
+def end_with_parent(job_input: int) -> None:
     """End with the parent, however it ended: its end of the pipe closes."""
     while os.read(job_input, 1024):
         pass

@@ -2,7 +2,7 @@
 
 import functools
 import inspect
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import UnionType
 from typing import Any, Union, get_args, get_origin
@@ -12,7 +12,7 @@ import numpy as np
 
 import reference.numpy
 from reference.components import COMPONENTS
-from reference.parameters import leaves
+from reference.parameters import leaves, map_tree
 from spec_tests.judge import Mismatch
 
 VJP = "_vjp"
@@ -26,6 +26,20 @@ class Call:
     component: str  # or a gradient: gelu_vjp
     args: tuple[Any, ...]
     options: dict[str, Any]
+
+    def mapped(self, change: Callable[[np.ndarray], Any]) -> "Call":
+        """Put `change(array)` in the place of every array, those in lists and parameter trees too."""
+
+        def within(value: Any) -> Any:
+            return map_tree(lambda leaf: change(leaf) if isinstance(leaf, np.ndarray) else leaf, value)
+
+        return Call(self.component, tuple(map(within, self.args)), {n: within(v) for n, v in self.options.items()})
+
+
+def arrays_of(result: Any) -> dict[str, np.ndarray]:
+    """Give the arrays of a result by their paths; the gradient of what is None is none."""
+    tree = list(result) if isinstance(result, tuple) else result
+    return {path: np.asarray(array) for path, array in leaves(tree) if array is not None}
 
 
 def plain(name: str) -> str:

@@ -141,7 +141,7 @@ class Subject:
         self.before_call(call)
         raised: BaseException | None = None
         try:
-            with _default_dtype(arrays, self.dtype):
+            with default_dtype(arrays, self.dtype):
                 if self.by_autograd(component):
                     result = self._differentiate(function, asked, given, given_options)
                 else:
@@ -206,7 +206,7 @@ def _torch() -> ModuleType:
 
 
 @contextmanager
-def _default_dtype(arrays: str, dtype: np.dtype) -> Iterator[None]:
+def default_dtype(arrays: str, dtype: np.dtype) -> Iterator[None]:
     """Let a function of tensors that is given none, such as a table of positions, work in the subject's dtype."""
     if arrays != "torch":
         yield
