@@ -14,7 +14,7 @@ from benchmarks.gradients import formula_bytes, peak_bytes
 from benchmarks.pairs import in_turn, seconds
 from benchmarks.training import PEAK_FLOPS, TOKENS, flops_per_step, gpt2, ours, peak_product, plain_compiled
 
-PAIRS = int(os.environ.get("PAIRS", "40"))
+PAIRS = int(os.environ.get("PAIRS", "100"))
 
 
 def main() -> None:

@@ -16,7 +16,7 @@ from reference.torch.losses import cross_entropy, perplexity
 from reference.torch.models import Transformer, as_array, export_params
 from reference.torch.optimizers import clip_grad_norm, warmup_cosine
 
-__all__ = ["DivergenceError", "Evaluation", "Moments", "Step", "evaluate", "mode", "train"]
+__all__ = ["DivergenceError", "Evaluation", "Moments", "Step", "compiled_loss", "evaluate", "mode", "train"]
 
 
 def train(
@@ -67,7 +67,7 @@ def train(
     def snapshot() -> tuple[Tree, Moments]:
         return export_params(model), _moments(optimizer, named, done)
 
-    loss_of = torch.compile(batch_loss, fullgraph=True) if compiled else batch_loss
+    loss_of = compiled_loss(batch_loss, device) if compiled else batch_loss
     with mode(model, training=True), _generator_restored(device):
         for k in range(done, recipe.steps):
             batch = batches(k)
@@ -103,6 +103,12 @@ def train(
                 n_tokens = int((batch[1] != IGNORED).sum())
                 on_step(Step(number=done, loss=value, lr=lr, grad_norm=float(norm), n_tokens=n_tokens), snapshot)
     return _moments(optimizer, named, done)
+
+
+def compiled_loss(loss_of: Callable[..., Tensor], device: torch.device) -> Callable[..., Tensor]:
+    """Compile a model's forward pass and loss into one graph."""
+    # a small model's kernels are short: on a CPU, calling them from C++ and not from Python saves some 3 %
+    return torch.compile(loss_of, fullgraph=True, options={"cpp_wrapper": device.type == "cpu"})
 
 
 def evaluate(model: Transformer, batches: Iterable[Batch], *, autocast: torch.dtype | None = None) -> Evaluation:
