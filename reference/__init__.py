@@ -3,7 +3,7 @@
 from reference.shape_checks import install
 
 SPEC_VERSION = "0.3.0"
-"""The version of the specification (names, arguments, meanings); docs/versioning.md says when it moves."""
+"""The version of the specification (names, arguments, meanings); docs/en/reference/versioning.md says when it moves."""
 
 # The hooks must stand before the first import of what they check.
 install()

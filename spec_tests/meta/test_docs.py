@@ -14,11 +14,11 @@ pytestmark = pytest.mark.skipif(
 
 
 def test_the_page_of_components_is_current() -> None:
-    """docs/components.md is what docs/make_components.py writes."""
-    spec = importlib.util.spec_from_file_location("make_components", ROOT / "docs" / "make_components.py")
+    """docs/en/reference/components.md is what website/components_page.py writes."""
+    spec = importlib.util.spec_from_file_location("components_page", ROOT / "website" / "components_page.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    assert module.PAGE.read_text(encoding="utf-8") == module.page(), "run: python docs/make_components.py"
+    assert module.PAGE.read_text(encoding="utf-8") == module.page(), "run: python -m website.components_page"
 
 
 @pytest.mark.parametrize("page", [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))])

@@ -1,8 +1,8 @@
 """How strong the suite is: what catches each pitfall, and how far our own errors stay below their bounds.
 
 `python -m spec_tests.pitfalls.strength` runs every property on every pitfall and look-alike that it could be about, and
-every property with a bound on our two backends; it prints the figures, writes docs/strength.md, and fails where one
-falls short.
+every property with a bound on our two backends; it prints the figures, writes docs/en/check/strength.md, and fails
+where one falls short.
 """
 
 import fnmatch
@@ -24,7 +24,7 @@ from spec_tests.pitfalls.pitfall import Equivalence, Pitfall, Variant, all_varia
 from spec_tests.search import catches, searching
 from spec_tests.spec import Property, all_properties
 
-REPORT = Path(__file__).parents[2] / "docs" / "strength.md"
+REPORT = Path(__file__).parents[2] / "docs" / "en" / "check" / "strength.md"
 EXAMPLES = 12
 """So many inputs each property draws before a pitfall has passed it."""
 FRESH = 100_000
@@ -257,7 +257,7 @@ def _percent(part: int, whole: int) -> str:
 
 
 def page(strength: Strength) -> str:
-    """Write docs/strength.md."""
+    """Write docs/en/check/strength.md."""
     by_id = {pitfall.id: pitfall for pitfall in pitfalls()}
     lines = [
         "# How strong the suite is",

@@ -1,6 +1,6 @@
 """A program in any language as a subject: one line of JSON for each call, on its standard input and output.
 
-docs/process-subjects.md says what the lines hold, and process.schema.json beside this file in what form.
+docs/en/check/process-subjects.md says what the lines hold, and process.schema.json beside this file in what form.
 
 The program runs in a process group of its own, whose leader waits for our end of a pipe to close: however we end, the
 program and all that it has started end with us.

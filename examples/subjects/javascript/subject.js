@@ -4,7 +4,7 @@
  *
  * With `--mistake` at the end of the command, its causal mask is aligned to the first key instead of the last.
  *
- * It reads a request from each line of its input and writes a reply; docs/process-subjects.md says what they hold.
+ * It reads a request from each line of its input and writes a reply; docs/en/check/process-subjects.md says what they hold.
  */
 "use strict";
 

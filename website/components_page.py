@@ -1,11 +1,11 @@
-"""Write components.md from the manifest and the docstrings: python docs/make_components.py."""
+"""Write the page of the contract from the manifest and the docstrings: python -m website.components_page."""
 
 from pathlib import Path
 
 from reference.components import COMPONENTS
 from spec_tests.kit.describe import first_sentence, plain_signature, properties, shapes
 
-PAGE = Path(__file__).with_name("components.md")
+PAGE = Path(__file__).parents[1] / "docs" / "en" / "reference" / "components.md"
 
 
 def page() -> str:
@@ -13,7 +13,7 @@ def page() -> str:
     lines = [
         "# The components",
         "",
-        "Written by `python docs/make_components.py` from the signatures and docstrings of `reference.numpy`; the full",
+        "Written by `python -m website.components_page` from the signatures and docstrings of `reference.numpy`; the full",
         "meaning, errors included, stands there and in `transformer-spec explain COMPONENT`. Axis names are those of",
         "`reference/axes.py`; a `*` axis is any number of axes, a `#` one may broadcast.",
     ]
