@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 # One thread in each of JOBS processes: the inputs are small, and two pools would fight over the cores.
 ALONE := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1
 
-.PHONY: help spec test test-all lint strength mutate bench clean
+.PHONY: help spec test test-all lint strength mutate bench docs docs-serve docs-test clean
 
 help: ## say what there is to make
 	@grep -E '^[a-z-]+:.*##' Makefile | sed -E 's/:.*## /\t/' | expand -t 12
@@ -24,7 +24,7 @@ test: $(VENV)/.installed ## run the specification and every other test
 
 test-all: $(VENV)/.installed ## the same with many more random trials, and third parties: JAX, flax, ONNX, keras
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[jax,third-party,precision]'
-	$(ALONE) $(BIN)/python -m pytest -q -n $(JOBS) -m "" --spec-max-examples 1000
+	$(ALONE) $(BIN)/python -m pytest -q -n $(JOBS) -m "not browser" --spec-max-examples 1000
 
 lint: $(VENV)/.installed ## ruff, and strict types in the reference
 	$(BIN)/ruff check .
@@ -42,5 +42,19 @@ bench: $(VENV)/.installed ## speed beside others, in one run and one table of ra
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[bench]'
 	$(BIN)/python -m benchmarks
 
+DOCS := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[docs]'
+
+docs: $(VENV)/.installed ## build the site into site/, and check every link, picture and formula of it
+	$(DOCS)
+	$(ALONE) $(BIN)/python -m website.build
+
+docs-serve: $(VENV)/.installed ## build it, and show it at http://127.0.0.1:8000
+	$(DOCS)
+	$(ALONE) $(BIN)/python -m website.build --serve
+
+docs-test: $(VENV)/.installed ## read the built site in Chromium: every page, both languages, search, tabs, dark mode, live
+	$(DOCS)
+	$(BIN)/python -m pytest -q -m browser website/test_browser.py
+
 clean: ## remove what the others made
-	rm -rf $(VENV) dist build .pytest_cache .hypothesis .ruff_cache
+	rm -rf $(VENV) dist build site website/node_modules .pytest_cache .hypothesis .ruff_cache

@@ -13,9 +13,9 @@ def page() -> str:
     lines = [
         "# The components",
         "",
-        "Written by `python -m website.components_page` from the signatures and docstrings of `reference.numpy`; the full",
-        "meaning, errors included, stands there and in `transformer-spec explain COMPONENT`. Axis names are those of",
-        "`reference/axes.py`; a `*` axis is any number of axes, a `#` one may broadcast.",
+        "Written by `python -m website.components_page` from the signatures and docstrings of `reference.numpy`; the",
+        "full meaning, errors included, stands there and in `transformer-spec explain COMPONENT`. Axis names are those",
+        "of `reference/axes.py`; a `*` axis is any number of axes, a `#` one may broadcast.",
     ]
     for name, component in COMPONENTS.items():
         lines += [

@@ -241,7 +241,7 @@ def check_files_command(
 def vectors_command(
     folder: Annotated[Path, typer.Argument(help="The folder to write; it must be new or empty.")],
 ) -> None:
-    """Write calls of every component, and what should come of them, for programs in any language (docs/en/check/vectors.md)."""
+    """Write calls of every component, and what should come of them, for programs in any language."""
     from spec_tests.kit.vectors import write_vectors
 
     with one_line_errors():

@@ -2,7 +2,8 @@
 
 A folder holds, for each component, `softmax.inputs.safetensors` and `softmax.expected.safetensors`, and beside them
 `manifest.json` (in the form of vectors.schema.json), which says how the tensors make calls, how far an answer may be
-off, and what every file's SHA-256 is; its own stands in `manifest.json.sha256`. docs/en/check/vectors.md describes it all.
+off, and what every file's SHA-256 is; its own stands in `manifest.json.sha256`. docs/en/check/vectors.md
+describes it all.
 
 A case is written only if `reference.numpy` and `reference.torch` agree about it, in float64 and in float32, to a tenth
 of the bound that an answer is judged by; so do the gradients of the formulas and those of torch's autograd, which the

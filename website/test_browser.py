@@ -1,0 +1,233 @@
+"""The built site in a browser: `make docs-test`. Each test is what a reader does, and what must come of it."""
+
+import functools
+import gzip
+import http.server
+import shutil
+import threading
+import urllib.parse
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+SITE = ROOT / "site"
+AXE = Path(__file__).parent / "node_modules" / "axe-core" / "axe.min.js"
+FLAGS = [
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+]
+WIDTHS = (1280, 390)
+WEIGHT = 500_000
+"""So many bytes a page may weigh with all that it loads, text compressed by gzip as a web server sends it."""
+
+pytestmark = pytest.mark.browser
+
+
+class Quiet(http.server.SimpleHTTPRequestHandler):
+    """Serves without a word."""
+
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002
+        """Say nothing."""
+
+
+@pytest.fixture(scope="module")
+def url() -> Iterator[str]:
+    """Serve the site, and give its address."""
+    assert (SITE / "index.html").exists(), "there is no site yet: run make docs"
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Quiet, directory=str(SITE))) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}/"
+        server.shutdown()
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    """Start Chromium."""
+    from playwright.sync_api import sync_playwright
+
+    path = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+    assert path is not None, "these tests need Chromium: apt-get install chromium"
+    with sync_playwright() as playwright:
+        started = playwright.chromium.launch(executable_path=path, args=FLAGS)
+        yield started
+        started.close()
+
+
+@pytest.fixture
+def page(browser: Any, url: str) -> Iterator[Any]:
+    """Open an empty page that notes what goes wrong in `page.problems`, and what it loads in `page.loaded`."""
+    opened = browser.new_page(viewport={"width": WIDTHS[0], "height": 900})
+    opened.problems, opened.loaded = [], set()
+    opened.on("pageerror", lambda error: opened.problems.append(f"error: {error}"))
+    opened.on("console", lambda said: said.type == "error" and opened.problems.append(f"console: {said.text}"))
+    gone = "net::ERR_ABORTED"  # the reader has left the page meanwhile
+    opened.on("requestfailed", lambda r: r.failure != gone and opened.problems.append(f"failed: {r.url}"))
+    opened.on(
+        "response", lambda answer: answer.status >= 400 and opened.problems.append(f"{answer.status}: {answer.url}")
+    )
+    opened.on("response", lambda answer: opened.loaded.add(answer.url))
+    ours = (url, "data:", "blob:")
+    opened.on("request", lambda r: r.url.startswith(ours) or opened.problems.append(f"from elsewhere: {r.url}"))
+    yield opened
+    opened.close()
+
+
+def pages(language: str) -> list[str]:
+    """Give the addresses of all pages of a language."""
+    zh = SITE / "zh"
+    found = [f.parent for f in sorted(SITE.rglob("index.html")) if f.is_relative_to(zh) == (language == "zh")]
+    return ["" if folder == SITE else f"{folder.relative_to(SITE).as_posix()}/" for folder in found]
+
+
+@functools.cache
+def _weight(path: str) -> int:
+    """Give the compressed size of what is served at a path."""
+    file = SITE / urllib.parse.unquote(urllib.parse.urlsplit(path).path)
+    file = file / "index.html" if file.is_dir() else file
+    if path.startswith(("data:", "blob:")) or not file.exists():
+        return 0
+    data = file.read_bytes()
+    return min(len(data), len(gzip.compress(data)))
+
+
+@pytest.mark.parametrize("language", ["en", "zh"])
+def test_every_page_is_whole_at_every_width(page: Any, url: str, language: str) -> None:
+    """No page has an error, loads anything from elsewhere, has a broken picture, weighs too much or overflows."""
+    bad: list[str] = []
+    for path in pages(language):
+        page.problems.clear()
+        page.loaded.clear()
+        page.goto(url + path)
+        page.wait_for_load_state("load")
+        bad += [f"/{path}: {problem}" for problem in page.problems]
+        broken = page.evaluate(
+            "[...document.images].filter(i => i.complete && i.offsetParent && !i.naturalWidth).map(i => i.src)"
+        )
+        bad += [f"/{path}: broken picture {source}" for source in broken]
+        for width in WIDTHS:
+            page.set_viewport_size({"width": width, "height": 900})
+            over = page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth")
+            bad += [f"/{path}: {over} px too wide at {width}"] if over > 0 else []
+        weight = sum(_weight(address.removeprefix(url)) for address in page.loaded)
+        bad += [f"/{path}: weighs {weight:,} bytes"] if weight > WEIGHT else []
+    assert not bad, "\n".join(bad)
+
+
+@pytest.mark.parametrize(("start", "words", "target"), [("", "layer norm", "layer_norm"), ("zh/", "注意力", "zh/")])
+def test_search_finds(page: Any, url: str, start: str, words: str, target: str) -> None:
+    """A reader who types a word gets pages about it, and can open the first."""
+    page.goto(url + start)
+    page.keyboard.press("/")
+    page.keyboard.type(words, delay=30)
+    results = page.locator("a[href*='?h='], .md-search-result__link, [role=option] a, .md-search a[href]")
+    results.first.wait_for(timeout=15_000)
+    found = [results.nth(i).get_attribute("href") for i in range(min(results.count(), 10))]
+    assert any(target in link for link in found), found
+    results.first.click()
+    page.wait_for_load_state("load")
+    assert page.url != url + start
+    assert not page.problems, page.problems
+
+
+def test_tabs_switch_between_the_halves(page: Any, url: str) -> None:
+    """The tab of PyTorch shows the PyTorch source, in place of NumPy's."""
+    page.goto(url + "components/layer_norm/")
+    numpy, torch = (page.get_by_text(f"reference/{half}/norms.py", exact=True).first for half in ("numpy", "torch"))
+    assert numpy.is_visible()
+    assert not torch.is_visible()
+    page.locator(".tabbed-labels label", has_text="PyTorch").first.click()
+    torch.wait_for(state="visible")
+    assert not numpy.is_visible()
+
+
+def test_dark_mode_switches_the_figures(page: Any, url: str) -> None:
+    """A figure has a light and a dark twin, and only the one of the theme is seen."""
+    page.emulate_media(color_scheme="light")
+    page.goto(url + "components/layer_norm/")
+    light, dark = (page.locator(f"figure img[src$='#only-{theme}']").first for theme in ("light", "dark"))
+    light.locator("..").scroll_into_view_if_needed()  # a figure is loaded when it comes into view
+    light.wait_for(state="visible")
+    assert not dark.is_visible()
+    page.locator("label[for^=__palette]:visible").first.click()
+    dark.wait_for(state="visible")
+    assert not light.is_visible()
+    assert dark.evaluate(
+        "i => new Promise(done => i.complete ? done(i.naturalWidth) : i.onload = () => done(i.naturalWidth))"
+    )
+
+
+def test_the_flow_leads_where_it_says(page: Any, url: str) -> None:
+    """Each box of the pictures of the data flow opens the page of its component."""
+    for start in ("flow/", "zh/flow/"):
+        page.goto(url + start)
+        links = page.locator("svg a")
+        targets = {links.nth(i).get_attribute("href") for i in range(links.count())}
+        assert len(targets) >= 8, targets
+        for target in sorted(targets):
+            page.goto(url + start)
+            page.locator(f"svg a[href='{target}']").first.click()
+            page.wait_for_load_state("load")
+            name = target.rstrip("/").split("/")[-1]
+            assert f"/components/{name}/" in page.url
+            assert page.locator("article").get_by_text(name, exact=True).count(), f"{page.url} does not name {name}"
+    assert not page.problems, page.problems
+
+
+@pytest.mark.skipif(not (SITE / "assets" / "live").exists(), reason="this build is without Python for the browser")
+@pytest.mark.parametrize("experiment", ["break_layer_norm", "shuffle_tokens", "temperature"])
+def test_the_live_page_runs_an_experiment(page: Any, url: str, experiment: str) -> None:
+    """A click runs the program with the NumPy reference, in the browser."""
+    page.goto(url + "live/")
+    page.locator("#live-choice").select_option(experiment)
+    page.locator("#live-run").click()
+    page.wait_for_function("document.body.dataset.live", timeout=120_000)
+    said = page.locator("#live-out").inner_text()
+    assert page.evaluate("document.body.dataset.live") == "ok", said
+    expected = {
+        "break_layer_norm": "fails on",
+        "shuffle_tokens": "gives shuffled output: True",
+        "temperature": "drawn:",
+    }
+    assert expected[experiment] in said
+    assert not page.problems, page.problems
+
+
+def test_the_live_page_shows_what_the_reader_broke(page: Any, url: str) -> None:
+    """A program that raises shows the error, and runs again once it is mended."""
+    if not (SITE / "assets" / "live").exists():
+        pytest.skip("this build is without Python for the browser")
+    page.goto(url + "live/")
+    page.locator("#live-code").fill("raise ValueError('mine')")
+    page.locator("#live-run").click()
+    page.wait_for_function("document.body.dataset.live == 'error'", timeout=120_000)
+    assert "ValueError: mine" in page.locator("#live-out").inner_text()
+    page.locator("#live-restore").click()
+    page.locator("#live-run").click()
+    page.wait_for_function("document.body.dataset.live == 'ok'", timeout=120_000)
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize(
+    "path", ["", "components/layer_norm/", "flow/", "claims/", "live/", "check/gallery/", "zh/path/3-attention/"]
+)
+def test_everybody_can_read_it(page: Any, url: str, path: str, scheme: str) -> None:
+    """Contrast, alternative texts, labels and names of controls are as WCAG 2 A and AA ask (axe-core)."""
+    page.emulate_media(color_scheme=scheme)
+    page.goto(url + path)
+    page.add_script_tag(path=str(AXE))
+    tags = "{runOnly: ['wcag2a', 'wcag2aa'], resultTypes: ['violations']}"
+    found = page.evaluate(f"axe.run(document.querySelector('article'), {tags}).then(r => r.violations)")
+    assert not found, "\n".join(f"{v['id']}: {v['help']}: {[n['html'][:120] for n in v['nodes'][:4]]}" for v in found)
+
+
+def test_the_keyboard_reaches_the_text(page: Any, url: str) -> None:
+    """From the top of a page, Tab comes first to a link that skips the navigation."""
+    page.goto(url + "components/layer_norm/")
+    page.keyboard.press("Tab")
+    assert page.evaluate("document.activeElement.className").startswith("md-skip")
