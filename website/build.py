@@ -3,10 +3,12 @@
 import argparse
 import http.server
 import json
+import os
 import shutil
 import subprocess
 import sys
 import time
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
 from website import check, claim_figures, claims, figures, flow, gallery, live, made_pages, path_figures, search_index
@@ -17,6 +19,9 @@ from website.words import LANGUAGES
 BUILD = ROOT / "build" / "site"
 OUT = ROOT / "site"
 HERE = Path(__file__).parent
+FIGURES = {**figures.FIGURES, **claim_figures.FIGURES, **path_figures.FIGURES}
+SLOWEST = ("path_heatmap", "loss_curves")
+"""Figures that train something: begun first, so that nobody waits for them at the end."""
 NODE_MODULES = HERE / "node_modules"
 
 
@@ -47,8 +52,7 @@ def main() -> int:
 
 def build(*, with_live: bool) -> None:
     """Write the Markdown of both languages, and have pages made of it."""
-    functions = {**figures.FIGURES, **claim_figures.FIGURES, **path_figures.FIGURES}
-    site = Site(figures=set(functions))
+    site = Site(figures=set(FIGURES))
     site.directives |= {
         "flow": lambda page, name: flow.flow(name, page.language, lambda c: page.link(_component_url(page, c))),
         "claims": lambda page, _: claims.claims(
@@ -57,9 +61,8 @@ def build(*, with_live: bool) -> None:
         "report": lambda _, name: gallery.report(name),
         "live": lambda page, _: live.page_part(page.language, page.link("assets/"), there=with_live),
     }
-    with Stage("figures"):
-        for name in functions:
-            figures.draw(name, BUILD / "en" / "assets" / "figures", functions)
+    with Stage("figures"), ProcessPoolExecutor(min(4, os.cpu_count() or 1)) as pool:
+        list(pool.map(_draw, sorted(FIGURES, key=lambda name: name not in SLOWEST)))
     with Stage("pages"):
         for language in LANGUAGES:
             for page in pages(language, site):
@@ -104,6 +107,10 @@ def _live_is_had() -> bool:
         print(f"without the live page, for its Python could not be had: {problem}", flush=True)
         return False
     return True
+
+
+def _draw(name: str) -> None:
+    figures.draw(name, BUILD / "en" / "assets" / "figures", FIGURES)
 
 
 class Stage:

@@ -9,6 +9,7 @@ import functools
 import http.server
 import io
 import re
+import shutil
 import sys
 import threading
 from collections.abc import Iterator
@@ -23,7 +24,7 @@ from website.gallery import RECORDINGS, ROOT, SEED, printed
 PICTURES = ROOT / "docs" / "pictures"
 SITE = ROOT / "site"
 PAGE = "components/layer_norm/"
-CHROMIUM = "/usr/bin/chromium"
+CHROMIUM = shutil.which("chromium") or "chromium"
 MOST_BYTES = 200_000
 SHOWN = "unbiased_layer_norm"
 WIDTH = 100
