@@ -1655,6 +1655,18 @@ def test_a_bias_for_many_sequences_gets_the_sum_of_their_gradients(subject, case
     close(got, should, within=within, what="the gradient of the bias")
 
 
+@states(cases=both("bias"), gradient=True)
+@given(drawn=differentiated())
+def test_without_queries_a_bias_has_a_gradient_as_empty_as_itself(subject, case, drawn):
+    """Where there are no queries, their gradient and that of a bias for each are empty, and keys and values get 0."""
+    a, cotangent = drawn
+    a, cotangent = a._replace(q=a.q[..., :0, :]), cotangent[..., :0, :]
+    d = gradients(subject, case, a, cotangent, bias=np.zeros(a.allowed_shape))
+    for gradient, argument in zip(d, (*a, np.zeros(a.allowed_shape)), strict=True):
+        if gradient is not None:
+            equal(gradient, np.zeros(argument.shape), what="a gradient")
+
+
 @states(cases=both("bias_and_mask"), gradient=True)
 @given(drawn=differentiated(), data=st.data())
 def test_a_bias_behind_the_mask_has_gradient_0(subject, case, drawn, data):
@@ -1703,7 +1715,7 @@ def test_a_hidden_key_that_is_nan_changes_no_gradient(subject, case, drawn, data
 @states(cases=both("mask"), gradient=True)
 @given(drawn=differentiated(), data=st.data(), junk=st.sampled_from((0.5, np.nan)))
 def test_a_fully_masked_query_passes_no_gradient_on(subject, case, drawn, data, junk):
-    """A query with nothing to attend to gets exactly 0, even where it is NaN, and its cotangent reaches nobody."""
+    """A query with nothing to attend to gets exactly 0, and its cotangent reaches nobody, even where both are NaN."""
     a, cotangent = drawn
     mask = data.draw(masks(a.allowed_shape))
     i = data.draw(st.integers(0, a.q.shape[-2] - 1))
@@ -1712,7 +1724,7 @@ def test_a_fully_masked_query_passes_no_gradient_on(subject, case, drawn, data, 
     d = gradients(subject, case, a, cotangent, mask=mask)
     no_gradient(d.q[..., i, :], "a fully masked query")
     alone = np.zeros(cotangent.shape)
-    alone[..., i, :] = cotangent[..., i, :]
+    alone[..., i, :] = np.nan if np.isnan(junk) else cotangent[..., i, :]
     for name, gradient in zip("qkv", gradients(subject, case, a, alone, mask=mask), strict=False):
         if gradient is not None:
             no_gradient(gradient, f"{name} from a fully masked query")
@@ -1976,6 +1988,16 @@ def test_a_heads_columns_get_the_gradient_of_that_head(subject, drawn):
     close(d.x, sum_over_heads, within=within, what="the gradient of x")
 
 
+@states("multi_head_attention", gradient=True, own=True)
+@given(h=several_heads(own_widths=True), projected=st.booleans(), extra=st.sampled_from((-1, 1)))
+def test_a_cotangent_of_another_width_is_refused(subject, h, projected, extra):
+    """A cotangent that is wider or narrower than the result is a TypeError that names it."""
+    h = h if projected else h._replace(w_o=None)
+    width = h.w_o.shape[1] if projected else h.w_v.shape[1]
+    with raises(subject, TypeError, "cotangent"):
+        head_gradients(subject, h, np.ones((*h.x.shape[:-1], width + extra)))
+
+
 @states("multi_head_attention", gradient=True)
 @given(drawn=differentiated_heads())
 def test_the_output_projection_hands_the_cotangent_to_the_heads(subject, drawn):
@@ -2095,16 +2117,17 @@ def test_x_learns_from_the_queries_and_the_context_from_keys_and_values(subject,
 
 
 @states("multi_head_attention", gradient=True)
-@given(drawn=differentiated_heads_and_context(), data=st.data(), junk=st.sampled_from((0.5, np.nan)))
-def test_padding_of_the_context_gets_gradient_0(subject, drawn, data, junk):
+@given(drawn=differentiated_heads_and_context(), data=st.data())
+def test_padding_of_the_context_gets_gradient_0(subject, drawn, data):
     """A token of the context that no query may see gets exactly 0, even where it is NaN, and so x gets no NaN."""
     h, context, cotangent = drawn
     visible = data.draw(masks(context.shape[-2:-1]))
-    context[..., ~visible, :] = junk
     mask = np.broadcast_to(visible, (*h.x.shape[:-1], context.shape[-2]))
-    d = head_gradients(subject, h, cotangent, context=context, mask=mask)
-    no_gradient(d.context[..., ~visible, :], "the padding")
-    holds(np.isfinite(d.x).all() and np.isfinite(d.context).all(), "a gradient is not finite")
+    for junk in (0.5, np.nan):
+        context[..., ~visible, :] = junk
+        d = head_gradients(subject, h, cotangent, context=context, mask=mask)
+        no_gradient(d.context[..., ~visible, :], "the padding")
+        holds(np.isfinite(d.x).all() and np.isfinite(d.context).all(), "a gradient is not finite")
 
 
 @states("multi_head_attention", gradient=True)

@@ -171,6 +171,15 @@ def test_the_same_seed_gives_the_same_text(twin: Twin, model: Model, prompt: lis
 
 @both_twins
 @FEW
+@given(model=models(), prompt=PROMPTS)
+def test_what_is_not_said_is_temperature_1_and_seed_0(twin: Twin, model: Model, prompt: list[int]) -> None:
+    """Without options a text is the one of temperature 1 and seed 0."""
+    said = list(twin.generate(prompt, *model, max_new_tokens=12, temperature=1.0, seed=0))
+    assert list(twin.generate(prompt, *model, max_new_tokens=12)) == said
+
+
+@both_twins
+@FEW
 @given(model=models(), prompt=PROMPTS, seed=SEEDS)
 def test_another_seed_gives_another_text(twin: Twin, model: Model, prompt: list[int], seed: int) -> None:
     """Twenty tokens at a high temperature differ between two seeds: all alike they would be once in 10^15 times."""
@@ -235,6 +244,7 @@ def test_what_cannot_be_generated_is_refused_at_the_call(twin: Twin, model: Mode
     for prompt, options, error, words in (
         ([], {}, ValueError, "the prompt must hold at least one id, got none; give"),
         ([3, 11], {}, IndexError, "ids must lie in 0 ... 10, got 11; use"),
+        ([12], {}, IndexError, "ids must lie in 0 ... 10, got 12; use"),
         ([-1], {}, IndexError, "ids must lie in 0 ... 10, got -1; use"),
         ([3], {"max_new_tokens": -1}, ValueError, "max_new_tokens must be at least 0, got -1; give"),
         ([3], {"temperature": -1.0}, ValueError, "temperature must lie in [0, inf), got -1.0; give"),

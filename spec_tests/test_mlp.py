@@ -387,6 +387,14 @@ def test_a_hidden_rate_outside_0_to_1_raises(subject, net, rate):
 
 
 @states("feed_forward")
+@given(net=networks(), rate=st.sampled_from((1.0, 1.5, -0.1, float("nan"))))
+def test_a_hidden_rate_outside_0_to_1_raises_where_nothing_is_dropped(subject, net, rate):
+    """A rate outside [0, 1) is a ValueError without a keep-mask too, where it has no part in the result."""
+    with raises(subject, ValueError, "rate", str(rate)):
+        subject.feed_forward(*net, rate=rate)
+
+
+@states("feed_forward")
 @given(net=networks(), activation=st.sampled_from(("tanh", "GELU", "")))
 def test_an_unknown_activation_raises(subject, net, activation):
     """An activation that is none of the three is an error, by value or by type, that names the option."""

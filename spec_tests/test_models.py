@@ -426,7 +426,8 @@ def test_every_keep_mask_matters(subject, drawn):
 def test_a_sequence_longer_than_max_len_is_refused(subject, drawn, beyond, data):
     """More tokens than max_len are a ValueError that names both numbers, whatever the positions."""
     _, params, config = drawn
-    ids = data.draw(token_ids((config.max_len + beyond,), config.vocab))
+    batch = data.draw(st.sampled_from(((), (2,))))
+    ids = data.draw(token_ids((*batch, config.max_len + beyond), config.vocab))
     with raises(subject, ValueError, "max_len", str(config.max_len), str(config.max_len + beyond)):
         subject.transformer(ids, params, config)
 

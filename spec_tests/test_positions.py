@@ -12,7 +12,7 @@ LENGTHS = st.integers(2, 40)
 EVEN_WIDTHS = st.sampled_from((2, 4, 6, 12))
 ODD_WIDTHS = st.sampled_from((1, 3, 5, 11))
 WIDTHS = EVEN_WIDTHS | ODD_WIDTHS
-OTHER_BASES = st.sampled_from((2.0, 100.0, 500000.0))
+OTHER_BASES = st.sampled_from((2.0, 0.5, 100.0, 500000.0))
 
 
 def _rounding(subject, table, *, largest_angle=1.0):
@@ -196,9 +196,9 @@ def test_a_negative_offset_raises(subject, seq, d_model, offset):
 
 
 @states("sinusoidal_positions")
-@given(seq=LENGTHS, d_model=WIDTHS, base=st.sampled_from((0.0, -2.0, float("nan"))))
-def test_a_base_that_is_not_positive_raises(subject, seq, d_model, base):
-    """A base of 0, below 0 or NaN is a ValueError that names it."""
+@given(seq=LENGTHS, d_model=WIDTHS, base=st.sampled_from((0.0, -2.0, float("inf"), float("nan"))))
+def test_a_base_that_is_not_positive_and_finite_raises(subject, seq, d_model, base):
+    """A base of 0, below 0, infinite or NaN is a ValueError that names it."""
     with raises(subject, ValueError, "sinusoidal_positions", "base", str(base)):
         subject.sinusoidal_positions(seq, d_model, base=base)
 

@@ -223,9 +223,23 @@ def test_each_row_is_cut_by_itself(subject, rows, top_k, top_p):
 @states("next_token_distribution")
 @given(logits=scores(), place=st.integers(0, 6))
 def test_a_nan_logit_makes_its_row_nan(subject, logits, place):
-    """A row with a NaN is NaN throughout: no token can be ranked against it."""
-    logits[..., place % logits.shape[-1]] = np.nan
-    equal(subject.next_token_distribution(logits), np.full(logits.shape, np.nan))
+    """A row with a NaN is NaN throughout, for no token can be ranked against it, and other rows are as they were."""
+    _a_nan_spoils_its_row(subject, logits, place)
+
+
+@states("next_token_distribution")
+@given(logits=scores(), place=st.integers(0, 6))
+def test_a_nan_logit_makes_its_row_nan_at_temperature_0(subject, logits, place):
+    """No first rank is chosen in a row with a NaN: at a temperature of 0, too, it is NaN throughout, it alone."""
+    _a_nan_spoils_its_row(subject, logits, place, temperature=0.0)
+
+
+def _a_nan_spoils_its_row(subject, logits, place, **options):
+    should = np.copy(subject.next_token_distribution(logits, **options))
+    first_row = (0,) * (logits.ndim - 1)
+    logits[(*first_row, place % logits.shape[-1])] = np.nan
+    should[first_row] = np.nan
+    equal(subject.next_token_distribution(logits, **options), should)
 
 
 @states("next_token_distribution")

@@ -605,8 +605,21 @@ def test_evaluation_weighs_every_target_alike(twin: Twin, seed: int) -> None:
     whole = twin.evaluate(params, config, [(ids, targets)])
     parts = twin.evaluate(params, config, [(ids[:1], targets[:1]), (ids[1:], targets[1:])])
     assert whole.n_tokens == parts.n_tokens == int((targets != IGNORED).sum())
+    loss, _ = twin.loss_and_gradient(params, config, (ids, targets))
+    assert whole.loss == pytest.approx(float(loss), rel=1e-12)
     assert parts.loss == pytest.approx(whole.loss, rel=1e-12)
     assert parts.perplexity == pytest.approx(math.exp(whole.loss), rel=1e-12)
+
+
+@both_twins
+@SOME
+@given(seed=SEEDS)
+def test_evaluation_needs_a_target_that_counts(twin: Twin, seed: int) -> None:
+    """Where all targets are ignored there is nothing to measure, which is a ValueError."""
+    config = small()
+    params, (ids, targets) = general(config, seed), noise(np.random.default_rng(seed), 2, 8)
+    with pytest.raises(ValueError, match="n_tokens must be at least 1, got 0; give"):
+        twin.evaluate(params, config, [(ids, np.full_like(targets, IGNORED))])
 
 
 # --------------------------------------------------------------------------------------------- what goes wrong

@@ -316,7 +316,7 @@ def multi_head_attention_vjp(
     Source: Vaswani et al. 2017, section 3.2.2, differentiated.
     """
     one_dtype("multi_head_attention_vjp", x=x, cotangent=cotangent)
-    width = w_v.shape[-1] if w_o is None else w_o.shape[-1]
+    _, width = w_v.shape if w_o is None else w_o.shape
     if cotangent.shape[-1] != width:
         raise TypeError(
             f"multi_head_attention_vjp: cotangent must have the shape of the result, which is {width} wide, "

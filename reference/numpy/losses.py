@@ -54,9 +54,8 @@ def cross_entropy_vjp(
     counted = _counted(logits, targets, ignore_index, label_smoothing)
     d_logits = np.zeros_like(logits)
     logits, targets = logits[counted], targets[counted]
-    if targets.size > 0:
-        p, y = np.exp(_log_softmax(logits)), _target_distribution(logits, targets, label_smoothing)
-        d_logits[counted] = cotangent * (p - y) / targets.size
+    p, y = np.exp(_log_softmax(logits)), _target_distribution(logits, targets, label_smoothing)
+    d_logits[counted] = cotangent * (p - y) / targets.size
     return (d_logits,)
 
 

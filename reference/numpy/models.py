@@ -142,8 +142,8 @@ def _transformer_vjp(
     d_blocks: list[Tree] = []
     for block_vjp in reversed(block_vjps):
         dx, d_block = block_vjp(dx)
-        d_blocks.insert(0, d_block)
-    gradients["blocks"] = d_blocks
+        d_blocks.append(d_block)
+    gradients["blocks"] = d_blocks[::-1]
     if keep is not None:
         dx = dropout(dx, keep["positions"], rate=config.dropout)
     if isinstance(config.positions, Learned):

@@ -111,7 +111,9 @@ def evaluate(params: Tree, config: ModelConfig, batches: Iterable[Batch]) -> Eva
         with np.errstate(all="ignore"):  # a model that has diverged has a loss of NaN or infinity
             total += n * float(cross_entropy(transformer(ids, params, config), targets, ignore_index=IGNORED))
         n_tokens += n
-    return Evaluation(loss=total / max(n_tokens, 1), perplexity=float(perplexity(total, n_tokens)), n_tokens=n_tokens)
+    return Evaluation(  # the perplexity first, which refuses to be measured on nothing
+        perplexity=float(perplexity(total, n_tokens)), loss=total / n_tokens, n_tokens=n_tokens
+    )
 
 
 def _update(params: Tree, gradient: Tree, moments: Moments, *, lr: float, weight_decay: float) -> tuple[Tree, Moments]:

@@ -109,7 +109,7 @@ def _failures(file: Path) -> list[dict[str, Any]]:
         version, results = report["report_version"], report["results"]
         failures = [result for result in results if result["verdict"] == "failed" and result.get("calls")]
     except OSError as problem:
-        raise CannotRun(f"{file}: {problem.strerror}") from problem
+        raise CannotRun(f"{file}: {problem.strerror}; write a report with check --json {file}") from problem
     except (ValueError, KeyError, TypeError) as problem:
         raise CannotRun(f"{file}: not a JSON report of this kit ({type(problem).__name__}: {problem})") from problem
     if version not in READABLE:

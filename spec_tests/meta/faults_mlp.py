@@ -246,7 +246,13 @@ FEED_FORWARD = [
     ),
     _fault("feed_forward", "scales without a mask", _rate_acts_alone, "without_a_keep_mask_nothing_is_dropped"),
     _fault("feed_forward", "drops alike for all tokens", _one_mask_for_all_tokens, "each_token_has_its_own_keep_mask"),
-    _fault("feed_forward", "clamps the rate", _rate_clamped_in_the_network, "a_hidden_rate_outside_0_to_1_raises"),
+    _fault(
+        "feed_forward",
+        "clamps the rate",
+        _rate_clamped_in_the_network,
+        "a_hidden_rate_outside_0_to_1_raises",
+        "a_hidden_rate_outside_0_to_1_raises_where_nothing_is_dropped",
+    ),
     _fault("feed_forward", "sorts b_1", _weighted_by_rank, "the_order_of_the_hidden_units_has_no_meaning"),
 ]
 

@@ -249,8 +249,9 @@ FAULTS = [
         {"clip_grad_norm": clipping(lambda max_norm, norm: min(1.0, max_norm / norm) if norm else 1.0)},
         (
             "clip_grad_norm.huge_gradients_do_not_overflow",
+            "clip_grad_norm.tiny_gradients_do_not_vanish",
             "clip_grad_norm.a_gradient_that_is_not_finite_is_refused",
-            "clip_grad_norm.a_max_norm_of_zero_or_less_is_refused",
+            "clip_grad_norm.a_max_norm_that_is_not_positive_and_finite_is_refused",
         ),
     ),
     Fault(

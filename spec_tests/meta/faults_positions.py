@@ -80,7 +80,7 @@ SINUSOIDAL = [
             "a_negative_length_raises",
             "a_width_below_1_raises",
             "a_negative_offset_raises",
-            "a_base_that_is_not_positive_raises",
+            "a_base_that_is_not_positive_and_finite_raises",
         ),
     ),
     Fault(

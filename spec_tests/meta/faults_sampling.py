@@ -233,7 +233,10 @@ FAULTS = [
     Fault(
         "nan_ranked_last",
         {"next_token_distribution": nan_ranked_last},
-        ("next_token_distribution.a_nan_logit_makes_its_row_nan",),
+        (
+            "next_token_distribution.a_nan_logit_makes_its_row_nan",
+            "next_token_distribution.a_nan_logit_makes_its_row_nan_at_temperature_0",
+        ),
     ),
     Fault(
         "sampling_options_unchecked",

@@ -59,12 +59,37 @@ class Computing:
                     self.outside.append(_span(node))
                 case ast.AnnAssign(annotation=annotation):
                     self.outside.append(_span(annotation))
+                case ast.Dict(keys=keys, values=values):  # the ** of {**a} is no power
+                    unpacked = [_start(value) for key, value in zip(keys, values, strict=True) if key is None]
+                    self.outside += [((line, column - 2), (line, column)) for line, column in unpacked]
+                case ast.If(body=[first, *_, ast.Raise() as last]):  # what is worked out for a message
+                    self.outside.append((_start(first), _span(last)[1]))
 
     def __contains__(self, place: Place) -> bool:
         def within(spans: list[tuple[Place, Place]]) -> bool:
             return any(start <= place < end for start, end in spans)
 
         return within(self.inside) or not within(self.outside)
+
+
+def lines_about(source: str, place: Place) -> range:
+    """Give the lines of the innermost statement there, but for those of statements inside it; all for a module's own.
+
+    Who runs none of them cannot notice what is changed there. Of a function and a match, all lines count.
+    """
+    around = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.stmt) and _holds(node, place)]
+    if not any(isinstance(node, ast.FunctionDef) for node in around):
+        return range(1, source.count("\n") + 2)
+    innermost = max(around, key=_start)
+    end = innermost.end_lineno or 0
+    if isinstance(innermost, ast.If | ast.For | ast.While | ast.With):
+        end = max(innermost.lineno, innermost.body[0].lineno - 1)
+    return range(innermost.lineno, end + 1)
+
+
+def _holds(node: ast.AST, place: Place) -> bool:
+    start, end = _span(node)
+    return start <= place < end
 
 
 def _start(node: ast.AST) -> Place:
