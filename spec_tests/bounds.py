@@ -6,8 +6,8 @@ r"""How far rounding alone may move a result: the bound that agreement is judged
 problem: how far the reference moves when every floating input moves by one part in a million, as a multiple of that
 part. It is (1 + largest |score|) for a softmax, the largest |angle| for a sine, |x| / deviation for a layer norm, and
 for a whole model whatever its layers make of it; measuring it needs no formula for each. What no input shows is stated:
-the angle of a position, and the 1 whose rest the tails of a GELU and a confident loss are. What is observed stays under
-a tenth of the bound, which is what our own backends are held to.
+the angle of a position, and the 1 whose rest the tails of a GELU, a cosine and a confident loss are. What is observed
+stays under a tenth of the bound, which is what our own backends are held to.
 
 A gradient is a result like any other; the tokens that the gradients of weights are summed over count as a length.
 """
@@ -87,6 +87,8 @@ def _cancels_inside(call: Call, results: dict[str, np.ndarray]) -> float:
             return float(given.w_2.shape[0] * np.abs(given.w_2).max(initial=0) * hidden)
         case "cross_entropy":
             return 1.0 + float(np.abs(given.logits).max(initial=0))  # log of a sum that is nearly 1
+        case "warmup_cosine":
+            return float(given.max_lr)  # times 1 + cos, which is nearly 0 before the end
         case _:
             return 0.0
 

@@ -14,7 +14,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager, nullcontext, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -218,9 +218,17 @@ def _margins(pool: ProcessPoolExecutor, seed: int, fresh: int) -> Iterable[Margi
     wanted = [(p.id, backend) for backend in BACKENDS for p in all_properties()
               if backend != "reference.numpy" or not _has_oracle(p)]  # fmt: skip
     first = [m for m in _map_margins(pool, wanted, 2, seed, checked=True) if m is not None]
-    each = -(-fresh // len(first)) + 1  # Hypothesis sometimes has no more inputs to draw
-    bounded = [(m.id, m.backend) for m in first]
-    return [m for m in _map_margins(pool, bounded, each, seed, checked=False) if m is not None]
+    found = {(m.id, m.backend): Margin(m.id, m.backend, 0.0, 0) for m in first}
+    endless = list(found)
+    while endless and (short := fresh - sum(m.examples for m in found.values())) > 0:
+        each, seed = -(-short // len(endless)) + 1, seed + 1
+        drawn = [m for m in _map_margins(pool, endless, each, seed, checked=False) if m is not None]
+        for m in drawn:
+            before = found[m.id, m.backend]
+            found[m.id, m.backend] = replace(m, share=max(m.share, before.share), examples=m.examples + before.examples)
+        # Some have few inputs that differ, and have been given all of them: the others are asked for more.
+        endless = [(m.id, m.backend) for m in drawn if m.examples > 0.9 * each]
+    return found.values()
 
 
 def _map_margins(
