@@ -59,7 +59,7 @@ def test_the_hook_chooses_subject_files() -> None:
 @pytest.mark.parametrize("page", PAGES)
 def test_what_a_page_says_to_type_can_be_typed(page: str) -> None:
     """Every command line of the page names a command and options that there are."""
-    text = (ROOT / "docs" / page).read_text()
+    text = (ROOT / "docs" / "en" / "check" / page).read_text()
     lines = re.findall(r"^ +(?:- run: |entry: )?(transformer-spec [^#\n]+)", text, re.MULTILINE)
     assert len(lines) >= 2
     assert [(line, problem) for line in lines if (problem := refused(line))] == []

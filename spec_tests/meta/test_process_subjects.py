@@ -26,7 +26,7 @@ from spec_tests.subjects.process import Process, ProgramFailed, SubjectError
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = ROOT / "examples" / "subjects"
-PAGE = ROOT / "docs" / "process-subjects.md"
+PAGE = ROOT / "docs" / "en" / "check" / "process-subjects.md"
 SCHEMA = json.loads((ROOT / "spec_tests" / "subjects" / "process.schema.json").read_text())
 
 in_the_repository = pytest.mark.skipif(
@@ -567,6 +567,7 @@ def test_ctrl_c_leaves_no_process(program, tmp_path):
     running = subprocess.Popen(
         [sys.executable, "-P", "-m", "spec_tests.kit.cli", "check", "--command", command],
         cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, process_group=0,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a job in the background ignores Ctrl-C
     )  # fmt: skip
     pids = _await_note(note)
     os.killpg(running.pid, signal.SIGINT)
