@@ -26,6 +26,7 @@ from reference.recipe import Recipe
 from reference.shape_checks import unchecked
 from reference.torch import Transformer, load_params, self_attention
 from reference.torch import training as torch_training
+from spec_tests.measures import kept_bytes, longest_chain, textbook
 
 FILE = Path(__file__).with_suffix(".json")
 WIDTH = 256
@@ -42,22 +43,7 @@ def weights() -> list[Tensor]:
 
 def textbook_attention(x: Tensor, w_q: Tensor, w_k: Tensor, w_v: Tensor) -> Tensor:
     """Compute attention as the formula reads, with the matrix of weights in memory."""
-    q, k, v = x @ w_q, x @ w_k, x @ w_v
-    return torch.softmax(q @ k.mT / math.sqrt(WIDTH), dim=-1) @ v
-
-
-def longest_chain(result: Tensor) -> int:
-    """Count the operations that had to wait for each other: the longest path through the graph of autograd."""
-    length: dict[Any, int] = {}
-    waiting = [(result.grad_fn, False)]
-    while waiting:
-        node, inputs_known = waiting.pop()
-        before = [other for other, _ in node.next_functions if other is not None]
-        if inputs_known:
-            length[node] = 1 + max((length[other] for other in before), default=0)
-        elif node not in length:
-            waiting += [(node, True), *((other, False) for other in before if other not in length)]
-    return length[result.grad_fn]
+    return textbook(x @ w_q, x @ w_k, x @ w_v)
 
 
 def _cell_by_cell(cell: nn.RNNCell, x: Tensor) -> Tensor:
@@ -97,20 +83,6 @@ def serial() -> list[dict[str, float]]:
         times = {"attention_ms": 1e3 * attention, "rnn_ms": 1e3 * recurrent, "ratio": recurrent / attention}
         rows.append({"seq": seq, **chains, **times})
     return rows
-
-
-def kept_bytes(work: Callable[[], Tensor]) -> int:
-    """Count what a forward pass keeps for its gradient, each piece of memory once."""
-    kept: dict[int, int] = {}
-
-    def pack(tensor: Tensor) -> Tensor:
-        kept[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
-        return tensor
-
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        result = work()  # alive until counted, so that no piece of memory is used twice
-    assert result.requires_grad
-    return sum(kept.values())
 
 
 def memory() -> list[dict[str, int]]:

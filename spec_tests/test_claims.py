@@ -39,6 +39,7 @@ from reference.parameters import (
 from reference.recipe import Recipe
 from reference.shape_checks import unchecked
 from reference.torch import training as torch_training
+from spec_tests.measures import kept_bytes, longest_chain, textbook
 
 CLAIMS = tomllib.loads((Path(__file__).parent / "claims.toml").read_text(encoding="utf-8"))["claim"]
 MEASURED = Path(__file__).parents[1] / "benchmarks" / "claims.json"
@@ -92,39 +93,6 @@ def mixed_up(config: ModelConfig, seed: int = 0, scale: float = 0.5) -> Tree:
     """Draw parameters large enough that every part of a model matters."""
     source = np.random.default_rng(seed)
     return map_tree(lambda shape: scale * source.standard_normal(shape), parameter_shapes(config))
-
-
-def longest_chain(result: Tensor, named: str = "") -> int:
-    """Count the operations on the longest path through the graph of autograd, or only those of a name."""
-    length: dict[Any, int] = {}
-    waiting = [(result.grad_fn, False)]
-    while waiting:
-        node, inputs_known = waiting.pop()
-        before = [other for other, _ in node.next_functions if other is not None]
-        if inputs_known:
-            length[node] = (named in node.name()) + max((length[other] for other in before), default=0)
-        elif node not in length:
-            waiting += [(node, True), *((other, False) for other in before if other not in length)]
-    return length[result.grad_fn]
-
-
-def kept_bytes(work: Callable[[], Tensor]) -> int:
-    """Count what a forward pass keeps for its gradient, each piece of memory once."""
-    kept: dict[int, int] = {}
-
-    def pack(tensor: Tensor) -> Tensor:
-        kept[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
-        return tensor
-
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        result = work()  # alive until counted, so that no piece of memory is used twice
-    assert result.requires_grad
-    return sum(kept.values())
-
-
-def textbook(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """Compute attention as the formula reads, with the matrix of weights in memory."""
-    return torch.softmax(q @ k.mT / math.sqrt(q.shape[-1]), dim=-1) @ v
 
 
 def progressions(step: int, *, rows: int = 16, seq: int = 16, seed: int = 0) -> data.Batch:

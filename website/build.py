@@ -13,7 +13,7 @@ from pathlib import Path
 
 from website import check, claim_figures, claims, figures, flow, gallery, live, made_pages, path_figures, search_index
 from website.configuration import configuration
-from website.staging import ROOT, Page, PageError, Site, pages
+from website.staging import DOCS, ROOT, PageError, Site, pages
 from website.words import LANGUAGES
 
 BUILD = ROOT / "build" / "site"
@@ -54,10 +54,10 @@ def build(*, with_live: bool) -> None:
     """Write the Markdown of both languages, and have pages made of it."""
     site = Site(figures=set(FIGURES))
     site.directives |= {
-        "flow": lambda page, name: flow.flow(name, page.language, lambda c: page.link(_component_url(page, c))),
-        "claims": lambda page, _: claims.claims(
-            page.language, lambda file, test: page.link(_test_url(page, file, test))
+        "flow": lambda page, name: flow.flow(
+            name, page.language, lambda c: page.link_to(DOCS / page.language / "components" / f"{c}.md")
         ),
+        "claims": lambda page, _: claims.claims(page.language, lambda file, test: page.link_to(ROOT / file, test)),
         "report": lambda _, name: gallery.report(name),
         "live": lambda page, _: live.page_part(page.language, page.link("assets/"), there=with_live),
     }
@@ -67,7 +67,6 @@ def build(*, with_live: bool) -> None:
         for language in LANGUAGES:
             for page in pages(language, site):
                 _write(language, page.path.replace("README.md", "index.md"), page.text())
-        start = Page("en", "index.md", site)
         for path, text in (
             *made_pages.specification(),
             *made_pages.api(),
@@ -75,7 +74,7 @@ def build(*, with_live: bool) -> None:
             made_pages.changelog(),
         ):
             _write("en", path, text)
-        for path, text in made_pages.shown(site.linked, start):
+        for path, text in made_pages.shown(site.linked):
             _write("en", path, text)
     with Stage("assets"):
         _katex()
@@ -124,15 +123,6 @@ class Stage:
 
     def __exit__(self, *_: object) -> None:
         print(f"{self.name}: {time.monotonic() - self.since:.1f} s", flush=True)
-
-
-def _component_url(page: Page, component: str) -> str:
-    return f"{'' if page.language == 'en' else page.language + '/'}components/{component}/"
-
-
-def _test_url(page: Page, file: str, test: str) -> str:
-    page.site.linked.add(file)
-    return page.url_of(ROOT / file) + f"#{test}"
 
 
 def _write(language: str, path: str, text: str) -> None:

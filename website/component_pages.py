@@ -122,7 +122,7 @@ class Component:
             text = w[measured.kind].format(some=measured.some, all=measured.all, size=f"{measured.size:.2g}")
             rows.append(f"**{w['effect']}.** {text}.")
         rows.append(f"**{w['caught']}.** " + ", ".join(f"`{name.split('.')[-1]}`" for name in pitfall.caught_by))
-        rows.append(f"**{w['sources']}.** " + ", ".join(_source(s, i) for i, s in enumerate(pitfall.sources, 1)))
+        rows.append(f"**{w['sources']}.** " + ", ".join(map(_source, pitfall.sources)))
         title = _plain(pitfall.does).replace('"', "&quot;")
         body = _indented("\n\n".join(rows))
         anchor = pitfall.id.split(".", 1)[1]
@@ -161,7 +161,7 @@ def _plain(text: str) -> str:
     return " ".join("".join(escaped).split())
 
 
-def _source(source: str, number: int) -> str:
+def _source(source: str) -> str:
     if not source.startswith("http"):
         return _plain(source)
     host = re.sub(r"^https?://(www\.)?", "", source)

@@ -10,15 +10,15 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rich.console import Console
 
+from website.sources import ROOT
+
 if TYPE_CHECKING:
     from spec_tests.kit.report import Report
 
-ROOT = Path(__file__).resolve().parents[1]
 GALLERY = ROOT / "docs" / "gallery"
 WIDTH = 80
 """As wide as a terminal is where nothing says otherwise."""

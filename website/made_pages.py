@@ -10,7 +10,8 @@ from pathlib import Path
 from reference.axes import AXES
 from reference.components import COMPONENTS
 from spec_tests.spec import Property, all_properties
-from website.staging import ROOT, Page, slug
+from website.sources import ROOT, first_line, without_docstrings
+from website.staging import slug
 
 NEUTRAL = ("config", "axes", "components", "parameters", "recipe", "runs", "data", "checkpoint", "shape_checks")
 """Modules of `reference` that belong to neither half."""
@@ -44,13 +45,10 @@ def _properties(module: str, name: str, functions: dict[str, list[Property]]) ->
     for function in order:
         node, stated = nodes[function], functions[function]
         components = sorted({p.component for p in stated})
-        first = min([node.lineno, *(d.lineno for d in node.decorator_list)])
-        # without the docstring, which stands above; as plain text, for a page of a hundred properties must stay light
-        doc = node.body[0]
-        code = lines[first - 1 : doc.lineno - 1] + lines[doc.end_lineno : node.end_lineno]
+        code = without_docstrings(node, lines)  # as plain text: a page of a hundred properties must stay light
         about = ", ".join(f"[{c}](../components/{c}.md)" for c in components)
         text += [f"## {function.removeprefix('test_').replace('_', ' ')} {{ #{function} }}", "",
-                 stated[0].sentence, "", f"<small>{about}</small>", "", "```text", *code, "```", ""]  # fmt: skip
+                 stated[0].sentence, "", f"<small>{about}</small>", "", "```text", code, "```", ""]  # fmt: skip
     return "\n".join(text)
 
 
@@ -81,7 +79,7 @@ def changelog() -> tuple[str, str]:
     return "reference/changelog.md", text.replace("](docs/en/", "](../")
 
 
-def shown(linked: set[str], page: Page) -> Iterator[tuple[str, str]]:
+def shown(linked: set[str]) -> Iterator[tuple[str, str]]:
     """Give path and text of a page for each linked file, and for those of linked folders."""
     done: set[str] = set()
     while todo := linked - done:
@@ -105,7 +103,7 @@ def _tests(file: Path) -> str:
     """Show a file of tests, each under its name, so that a page can link to it."""
     source = file.read_text(encoding="utf-8")
     lines, nodes = source.splitlines(), [n for n in ast.parse(source).body if isinstance(n, ast.FunctionDef)]
-    starts = [min([n.lineno, *(d.lineno for d in n.decorator_list)]) - 1 for n in nodes]
+    starts = [first_line(n) - 1 for n in nodes]
     parts = [f"````python\n{_stripped(lines[: starts[0]])}\n````"]
     for node, start, end in zip(nodes, starts, [*starts[1:], len(lines)], strict=True):
         heading = f"## {node.name.removeprefix('test_').replace('_', ' ')} {{ #{node.name} }}\n\n"

@@ -33,7 +33,7 @@ def code(module: ModuleType, name: str) -> str:
         called = [n for n in _names(definitions[current]) if n.startswith("_") and n in definitions]
         todo += [n for n in called if n not in wanted and n not in todo]
     lines = path.read_text(encoding="utf-8").splitlines()
-    parts = [_without_docstrings(definitions[n], lines) for n in wanted]
+    parts = [without_docstrings(definitions[n], lines) for n in wanted]
     return "\n\n\n".join(parts)
 
 
@@ -54,8 +54,13 @@ def _names(node: ast.stmt) -> Iterator[str]:
             yield part.id
 
 
-def _without_docstrings(node: ast.stmt, lines: list[str]) -> str:
-    first = min([node.lineno, *(d.lineno for d in getattr(node, "decorator_list", []))])
+def first_line(node: ast.stmt) -> int:
+    """Give the number of a definition's first line, that of its first decorator if it has any."""
+    return min([node.lineno, *(d.lineno for d in getattr(node, "decorator_list", []))])
+
+
+def without_docstrings(node: ast.stmt, lines: list[str]) -> str:
+    """Give a definition's text out of the lines of its file, and leave out its docstring and those inside."""
     dropped: set[int] = set()
     for part in ast.walk(node):
         if isinstance(part, ast.FunctionDef | ast.ClassDef) and ast.get_docstring(part) and len(part.body) > 1:
@@ -63,5 +68,5 @@ def _without_docstrings(node: ast.stmt, lines: list[str]) -> str:
             dropped |= set(range(doc.lineno, doc.end_lineno + 1))
             if not lines[doc.end_lineno].strip():
                 dropped.add(doc.end_lineno + 1)
-    kept = [lines[i - 1] for i in range(first, node.end_lineno + 1) if i not in dropped]
+    kept = [lines[i - 1] for i in range(first_line(node), node.end_lineno + 1) if i not in dropped]
     return "\n".join(kept)

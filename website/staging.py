@@ -8,9 +8,9 @@ from pathlib import Path
 
 from reference.components import COMPONENTS
 from website.component_pages import Component
+from website.sources import ROOT
 from website.words import LANGUAGES
 
-ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
 PARTS = ("formula", "sources", "shapes", "properties", "pitfalls", "gradient")
 """The directives of a component's page, in the order in which they stand there."""
@@ -54,6 +54,10 @@ class Page:
         relative = posixpath.relpath(path or ".", here or ".")
         slash = "/" if path.endswith("/") or not path else ""
         return f"{relative}{slash}" + (f"#{anchor}" if anchor else "")
+
+    def link_to(self, file: Path, anchor: str = "") -> str:
+        """Give the URL of a file's page, as seen from this page's file."""
+        return self.link(self.url_of(file, anchor))
 
     def text(self) -> str:
         """Give the page as the generator wants it."""
@@ -112,7 +116,7 @@ class Page:
         own = DOCS / self.language
         if file.is_relative_to(own):
             return f"[{text}]({path.replace('README.md', 'index.md')}{'#' + anchor if anchor else ''})"
-        return f'<a href="{self.link(self.url_of(file, anchor))}">{text}</a>'
+        return f'<a href="{self.link_to(file, anchor)}">{text}</a>'
 
     def _is_made(self, file: Path) -> bool:
         """Say whether it is a page that the build writes."""

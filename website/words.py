@@ -33,7 +33,6 @@ WORDS: dict[str, dict[str, str]] = {
         "breaks": "it raises an error on {some} of {all} drawn inputs",
         "lenient": "the same result on all {all} drawn inputs: it takes a special one to see the mistake",
         "english": "",
-        "figure_missing": "figure",
     },
     "zh": {
         "argument": "参数",
@@ -65,7 +64,6 @@ WORDS: dict[str, dict[str, str]] = {
         "breaks": "{all} 个随机输入中有 {some} 个会报错",
         "lenient": "在全部 {all} 个随机输入上结果相同：要用特殊的输入才看得出",
         "english": "以下条目取自代码中的目录，保留英文原文。",
-        "figure_missing": "图",
     },
 }
 
