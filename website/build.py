@@ -1,10 +1,11 @@
 """`python -m website.build`: build the whole site into site/, and fail where anything is not as it should be."""
 
 import argparse
-import http.server
+import contextlib
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -12,12 +13,12 @@ from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
 from website import check, claim_figures, claims, figures, flow, gallery, live, made_pages, path_figures, search_index
+from website.browser import SITE, served
 from website.configuration import configuration
 from website.staging import DOCS, ROOT, PageError, Site, pages
 from website.words import LANGUAGES
 
 BUILD = ROOT / "build" / "site"
-OUT = ROOT / "site"
 HERE = Path(__file__).parent
 FIGURES = {**figures.FIGURES, **claim_figures.FIGURES, **path_figures.FIGURES}
 SLOWEST = ("path_heatmap", "loss_curves")
@@ -32,7 +33,7 @@ def main() -> int:
     parser.add_argument("--without-live", action="store_true", help="leave out what runs Python in the browser")
     options = parser.parse_args()
     shutil.rmtree(BUILD, ignore_errors=True)
-    shutil.rmtree(OUT, ignore_errors=True)
+    shutil.rmtree(SITE, ignore_errors=True)
     try:
         build(with_live=not options.without_live and _live_is_had())
     except PageError as problem:
@@ -40,11 +41,11 @@ def main() -> int:
         return 1
     except subprocess.CalledProcessError as problem:
         return problem.returncode or 1
-    if found := check.problems(OUT):
+    if found := check.problems(SITE):
         print(*found, f"{len(found)} problems", sep="\n", file=sys.stderr)
         return 1
-    size = sum(f.stat().st_size for f in OUT.rglob("*") if f.is_file())
-    print(f"site/: {len(list(OUT.rglob('*.html')))} pages, {size / 1e6:.1f} MB")
+    size = sum(f.stat().st_size for f in SITE.rglob("*") if f.is_file())
+    print(f"site/: {len(list(SITE.rglob('*.html')))} pages, {size / 1e6:.1f} MB")
     if options.serve:
         serve()
     return 0
@@ -90,10 +91,10 @@ def build(*, with_live: bool) -> None:
             tree = configuration(language, BUILD / language, ROOT)
             config.write_text(json.dumps(tree, ensure_ascii=False, indent=1), encoding="utf-8")  # JSON is YAML
             _run(sys.executable, "-m", "zensical", "build", "--clean", "--strict", "--config-file", str(config))
-    shutil.move(BUILD / "out", OUT)
+    shutil.move(BUILD / "out", SITE)
     with Stage("formulas"):
-        _run("node", str(HERE / "prerender.mjs"), str(OUT))
-    for index in OUT.rglob("search.json"):
+        _run("node", str(HERE / "prerender.mjs"), str(SITE))
+    for index in SITE.rglob("search.json"):
         search_index.lighten(index)
 
 
@@ -148,12 +149,9 @@ def _run(*command: str) -> None:
 
 def serve() -> None:
     """Show the site until interrupted."""
-    handler = lambda *args: http.server.SimpleHTTPRequestHandler(*args, directory=str(OUT))  # noqa: E731
-    print("http://127.0.0.1:8000/", flush=True)
-    try:
-        http.server.ThreadingHTTPServer(("127.0.0.1", 8000), handler).serve_forever()
-    except KeyboardInterrupt:
-        print()
+    with contextlib.suppress(KeyboardInterrupt), served(8000) as address:
+        print(address, flush=True)
+        signal.pause()
 
 
 if __name__ == "__main__":

@@ -123,7 +123,7 @@ def page_part(language: str, assets: str, *, there: bool) -> str:
         return f'<p class="live-none"></p>\n\n{words["none"]}\n\n{listed}'
     options = "".join(f'<option value="{name}">{title}</option>' for name, title in titles.items())
     texts = "".join(
-        f'<script type="text/plain" id="live-{name}">{_lines(code)}</script>' for name, code in programs.items()
+        f'<script type="application/json" id="live-{name}">{_lines(code)}</script>' for name, code in programs.items()
     )
     said = html.escape(json.dumps(words, ensure_ascii=False))
     return (
@@ -142,5 +142,5 @@ def page_part(language: str, assets: str, *, there: bool) -> str:
 
 
 def _lines(code: str) -> str:
-    """Write a program on one line, for Markdown ends an HTML block at an empty one; live.js reads it back."""
-    return html.escape(json.dumps(code), quote=False)
+    """Write a program on one line, for Markdown ends an HTML block at an empty one, and with no tag in it."""
+    return json.dumps(code).replace("<", "\\u003c")

@@ -5,13 +5,9 @@ for which `python -m website.build` has to come first.
 """
 
 import contextlib
-import functools
-import http.server
 import io
 import re
-import shutil
 import sys
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -19,12 +15,11 @@ from rich.console import CONSOLE_SVG_FORMAT, Console
 from rich.terminal_theme import TerminalTheme
 from rich.text import Text
 
+from website.browser import FLAGS, SITE, chromium, served
 from website.gallery import RECORDINGS, ROOT, SEED, printed
 
 PICTURES = ROOT / "docs" / "pictures"
-SITE = ROOT / "site"
 PAGE = "components/layer_norm/"
-CHROMIUM = shutil.which("chromium") or "chromium"
 MOST_BYTES = 200_000
 SHOWN = "unbiased_layer_norm"
 WIDTH = 100
@@ -116,10 +111,10 @@ def site_picture() -> Path:
     from playwright.sync_api import sync_playwright
 
     file = PICTURES / "site.png"
-    with _served() as address, sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM)
+    with served() as address, sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=chromium(), args=FLAGS)
         page = browser.new_page(viewport={"width": 1280, "height": 860}, color_scheme="light")
-        page.goto(f"{address}/{PAGE}", wait_until="networkidle")
+        page.goto(f"{address}{PAGE}", wait_until="networkidle")
         page.screenshot(path=file)
         browser.close()
     _fewer_colours(file)
@@ -135,23 +130,6 @@ def _fewer_colours(file: Path) -> None:
     with Image.open(file) as picture:
         reduced = picture.convert("RGB").quantize(256)
     reduced.save(file, optimize=True)
-
-
-@contextlib.contextmanager
-def _served() -> Iterator[str]:
-    """Serve the site on a free port, and give its address."""
-
-    class Quiet(http.server.SimpleHTTPRequestHandler):
-        def log_message(self, *_: object) -> None:
-            pass
-
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Quiet, directory=SITE))
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    try:
-        yield f"http://127.0.0.1:{server.server_port}"
-    finally:
-        server.shutdown()
-        server.server_close()
 
 
 if __name__ == "__main__":

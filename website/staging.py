@@ -84,11 +84,21 @@ class Page:
         if name in PARTS:
             component = argument or Path(self.path).stem
             if component not in COMPONENTS:
-                raise PageError(f"{self.path}: {{{{ {name} }}}} needs a component, got {component!r}")
-            return getattr(Component(component, self.language, self.link), name)()
+                raise PageError(
+                    f"{self.path}: {{{{ {name} }}}} needs a component, got {component!r}; name one of the contract"
+                )
+            return self._made(getattr(Component(component, self.language, self.link), name))
         if name not in self.site.directives:
-            raise PageError(f"{self.path}: no directive is called {name!r}")
-        return self.site.directives[name](self, argument)
+            known = ", ".join(sorted((*PARTS, *self.site.directives)))
+            raise PageError(f"{self.path}: no directive is called {name!r}; there are {known}")
+        return self._made(self.site.directives[name], self, argument)
+
+    def _made(self, make: Callable[..., str], *arguments: object) -> str:
+        """Have a part made; what is wrong with it is wrong with this page."""
+        try:
+            return make(*arguments)
+        except (ValueError, KeyError) as problem:
+            raise PageError(f"{self.path}: {problem}") from problem
 
     def _figure(self, match: re.Match[str]) -> str:
         alt, name = match[1], match[2]
@@ -111,19 +121,12 @@ class Page:
         if "://" in target or target.startswith("mailto:") or not path:
             return match[0]
         file = (self.file.parent / path).resolve()
-        if not file.exists() and not self._is_made(file):
-            raise PageError(f"{self.path}: the link to {target} leads nowhere")
+        if not file.exists() and not is_made(file):
+            raise PageError(f"{self.path}: the link to {target} leads nowhere; name a file or page that is there")
         own = DOCS / self.language
         if file.is_relative_to(own):
             return f"[{text}]({path.replace('README.md', 'index.md')}{'#' + anchor if anchor else ''})"
         return f'<a href="{self.link_to(file, anchor)}">{text}</a>'
-
-    def _is_made(self, file: Path) -> bool:
-        """Say whether it is a page that the build writes."""
-        return file.suffix == ".md" and any(
-            file.is_relative_to(DOCS / language / folder)
-            for language in LANGUAGES for folder in ("api", "specification", "reference")
-        )  # fmt: skip
 
     def url_of(self, file: Path, anchor: str = "") -> str:
         """Give the URL of a file: a page of the other language, or the page that shows a file of the repository."""
@@ -139,6 +142,12 @@ class Page:
             return "reference/changelog/"
         self.site.linked.add(path)
         return f"source/{slug(path)}/{anchor}"
+
+
+def is_made(file: Path) -> bool:
+    """Say whether a place in docs/en is that of a page which the build writes."""
+    path = file.relative_to(DOCS / "en").as_posix() if file.is_relative_to(DOCS / "en") else ""
+    return re.fullmatch(r"(api|specification)/\w+\.md|reference/(glossary|changelog)\.md", path) is not None
 
 
 def slug(path: str) -> str:

@@ -2,9 +2,6 @@
 
 import functools
 import gzip
-import http.server
-import shutil
-import threading
 import urllib.parse
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,16 +9,9 @@ from typing import Any
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[1]
-SITE = ROOT / "site"
+from website.browser import FLAGS, SITE, chromium, served
+
 AXE = Path(__file__).parent / "node_modules" / "axe-core" / "axe.min.js"
-FLAGS = [
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-]
 WIDTHS = (1280, 390)
 WEIGHT = 500_000
 """So many bytes a page may weigh with all that it loads, text compressed by gzip as a web server sends it."""
@@ -29,21 +19,12 @@ WEIGHT = 500_000
 pytestmark = pytest.mark.browser
 
 
-class Quiet(http.server.SimpleHTTPRequestHandler):
-    """Serves without a word."""
-
-    def log_message(self, format: str, *args: object) -> None:  # noqa: A002
-        """Say nothing."""
-
-
 @pytest.fixture(scope="module")
 def url() -> Iterator[str]:
     """Serve the site, and give its address."""
     assert (SITE / "index.html").exists(), "there is no site yet: run make docs"
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Quiet, directory=str(SITE))) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield f"http://127.0.0.1:{server.server_port}/"
-        server.shutdown()
+    with served() as address:
+        yield address
 
 
 @pytest.fixture(scope="module")
@@ -51,10 +32,8 @@ def browser() -> Iterator[Any]:
     """Start Chromium."""
     from playwright.sync_api import sync_playwright
 
-    path = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-    assert path is not None, "these tests need Chromium: apt-get install chromium"
     with sync_playwright() as playwright:
-        started = playwright.chromium.launch(executable_path=path, args=FLAGS)
+        started = playwright.chromium.launch(executable_path=chromium(), args=FLAGS)
         yield started
         started.close()
 

@@ -8,7 +8,6 @@ from xml.etree import ElementTree
 import pytest
 
 pytest.importorskip("matplotlib")
-pytest.importorskip("website", reason="the pages are in the repository, not in the package")
 
 from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure

@@ -2,26 +2,13 @@
 
 import html
 import re
-from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[1]
-
-pytestmark = pytest.mark.skipif(
-    not (ROOT / "website" / "gallery.py").is_file(),
-    reason="the site is in the repository, not in the installed package",
-)
+from website import gallery
+from website.sources import ROOT
 
 PAGES = sorted((ROOT / "docs").glob("*/**/*.md"))
-
-
-@pytest.fixture(scope="module")
-def gallery():
-    """Give the module that records reports, which the installed package lacks."""
-    from website import gallery
-
-    return gallery
 
 
 def lines_of(fragment):
@@ -29,7 +16,7 @@ def lines_of(fragment):
     return html.unescape(re.sub(r"<[^>]+>", "", fragment)).splitlines()
 
 
-def test_every_report_that_a_page_shows_is_recorded(gallery):
+def test_every_report_that_a_page_shows_is_recorded():
     """What stands behind `{{ report NAME }}` has its files, and every recorded report is shown in both languages."""
     for language in ("en", "zh"):
         shown = {
@@ -44,7 +31,7 @@ def test_every_report_that_a_page_shows_is_recorded(gallery):
         assert (gallery.GALLERY / f"{name}.txt").is_file()
 
 
-def test_the_page_says_by_which_command_each_was_made(gallery):
+def test_the_page_says_by_which_command_each_was_made():
     """Above each report stand the lines to type."""
     for language in ("en", "zh"):
         text = (ROOT / "docs" / language / "check" / "gallery.md").read_text(encoding="utf-8")
@@ -53,7 +40,7 @@ def test_the_page_says_by_which_command_each_was_made(gallery):
             assert above.split("```")[0].splitlines() == [f"$ {line}" for line in recording.lines], (language, name)
 
 
-def test_a_fragment_fetches_nothing_and_is_one_block_of_html(gallery):
+def test_a_fragment_fetches_nothing_and_is_one_block_of_html():
     """Nothing in it is loaded from anywhere, no line is blank, and it shows the recorded text."""
     for name in gallery.RECORDINGS:
         fragment = gallery.report(name)
@@ -65,13 +52,13 @@ def test_a_fragment_fetches_nothing_and_is_one_block_of_html(gallery):
         assert str(ROOT) not in text, "as seen from the repository"
 
 
-def test_a_report_that_was_not_recorded_is_an_error(gallery):
+def test_a_report_that_was_not_recorded_is_an_error():
     """A page cannot show what is not there."""
     with pytest.raises(ValueError, match="no report is called 'nothing'"):
         gallery.report("nothing")
 
 
-def test_the_recorded_mistake_is_what_the_tool_names_today(gallery, monkeypatch):
+def test_the_recorded_mistake_is_what_the_tool_names_today(monkeypatch):
     """The verdicts and the diagnosis of the unbiased layer norm are those of the record."""
     from spec_tests import check
 

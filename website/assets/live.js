@@ -7,8 +7,7 @@ const print = (text) => (find("live-out").textContent += text + "\n");
 
 function restore() {
   const script = find("live-" + find("live-choice").value);
-  const unescaped = new DOMParser().parseFromString(script.textContent, "text/html").documentElement.textContent;
-  find("live-code").value = JSON.parse(unescaped);
+  find("live-code").value = JSON.parse(script.textContent);
   find("live-out").textContent = "";
 }
 

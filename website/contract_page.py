@@ -1,4 +1,4 @@
-"""Write the page of the contract from the manifest and the docstrings: python -m website.components_page."""
+"""Write the page of the contract from the manifest and the docstrings: python -m website.contract_page."""
 
 from pathlib import Path
 
@@ -13,7 +13,7 @@ def page() -> str:
     lines = [
         "# The components",
         "",
-        "Written by `python -m website.components_page` from the signatures and docstrings of `reference.numpy`; the",
+        "Written by `python -m website.contract_page` from the signatures and docstrings of `reference.numpy`; the",
         "full meaning, errors included, stands there and in `transformer-spec explain COMPONENT`. Axis names are those",
         "of `reference/axes.py`; a `*` axis is any number of axes, a `#` one may broadcast.",
     ]
