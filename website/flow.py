@@ -64,9 +64,15 @@ STYLE = """
 
 
 def flow(name: Literal["tiny", "mini"], language: Language, link: Callable[[str], str]) -> str:
-    """Give the picture as a block of HTML without blank lines; `link` says where a component's page is."""
+    """Give the picture as a block of HTML without blank lines; `link` says where a component's page is.
+
+    Raises ValueError for another name.
+    """
+    draw = {"tiny": _tiny, "mini": _mini}
+    if name not in draw:
+        raise ValueError(f"no data flow is called {name!r}; there are {', '.join(draw)}")
     column = _Column(name, language, link)
-    title, description = {"tiny": _tiny, "mini": _mini}[name](column)
+    title, description = draw[name](column)
     return column.html(title, description)
 
 

@@ -97,7 +97,7 @@ class Page:
         """Have a part made; what is wrong with it is wrong with this page."""
         try:
             return make(*arguments)
-        except (ValueError, KeyError) as problem:
+        except ValueError as problem:
             raise PageError(f"{self.path}: {problem}") from problem
 
     def _figure(self, match: re.Match[str]) -> str:

@@ -116,6 +116,7 @@ def test_code_is_shown_with_the_private_parts_that_it_needs() -> None:
     [
         ("{{ nonsense }}", "no directive"),
         ("{{ formula no_such_component }}", "needs a component"),
+        ("{{ gradient causal_mask }}", "components/softmax.md: causal_mask has no gradient in the contract; leave out"),
         ("![a picture](/figures/none.svg)", "no figure"),
         ("![ ](/figures/known.svg)", "alternative text"),
         ("[there](nowhere.md)", "leads nowhere"),
