@@ -710,7 +710,7 @@ def test_a_value_reaches_exactly_the_queries_that_may_attend_to_it(subject, a, d
 @states("scaled_dot_product_attention")
 @given(a=attentions(), data=st.data())
 def test_a_masked_key_has_no_influence_at_scores_of_1e5(subject, a, data):
-    """A hidden key and its value may be 1e5 times as large as the rest: no output notices."""
+    """A hidden key and its value may be of the size of 1e5: no output notices."""
     hidden, mask = data.draw(hidden_keys(a))
     k, v = a.k.copy(), a.v.copy()
     k[..., hidden, :] = 1e5 * np.sign(a.q[..., :1, :])  # scores of 1e5 and more, wherever the query is not 0
@@ -781,7 +781,7 @@ def test_a_query_with_nothing_to_attend_to_gets_zeros(subject, a, data):
 @states("scaled_dot_product_attention")
 @given(a=attentions(), data=st.data())
 def test_a_fully_masked_query_does_not_look_at_any_value(subject, a, data):
-    """Not even NaN in every key and value shows in a row that may see none of them."""
+    """Not even NaN in every value shows in the row of a query that may see none of them."""
     mask = data.draw(masks(a.allowed_shape))
     i = data.draw(st.integers(0, a.q.shape[-2] - 1))
     mask[..., i, :] = False
@@ -932,7 +932,7 @@ def test_symmetric_pooling_does_not_see_the_order(subject, h, data, pool):
 @states("self_attention", needs=("sinusoidal_positions", "add_positions"))
 @given(d_model=st.integers(2, 8), x=numbers((1, 8), scales=(0.125,), high=4))
 def test_with_positions_the_order_matters(subject, d_model, x):
-    """Once positions are added, two equal tokens get different outputs, so that exchanging them is not in vain."""
+    """Once positions are added, two equal tokens get different outputs: it shows where they stand."""
     token, identity = x[:, :d_model], np.eye(d_model)
     table = subject.sinusoidal_positions(2, d_model).astype(np.float64)
     twice = subject.add_positions(np.concatenate([token, token]), table)
@@ -1140,14 +1140,14 @@ def test_a_head_reads_its_own_columns(subject, h):
 @states("multi_head_attention", needs=("self_attention",))
 @given(h=several_heads(w_o=False, own_widths=True))
 def test_heads_may_be_narrower_or_wider_than_the_stream(subject, h):
-    """The heads' width need not be d_model, nor d_v be d_k: head h still has its own columns."""
+    """The width of all heads need not be d_model, nor d_v be d_k: head h still has its own columns."""
     _heads_stand_side_by_side(subject, h)
 
 
 @states("multi_head_attention")
 @given(h=several_heads(w_o=False))
 def test_heads_repeated_within_score_root_2_times_as_much(subject, h):
-    """With each head's queries, keys and values repeated side by side the outputs are those of a sqrt(2) w_q."""
+    """Each head's queries, keys and values repeated side by side give the outputs of a sqrt(2) w_q, repeated too."""
 
     def repeated(w):  # a stream of [x, x], of which each copy fills one half of every head
         by_head = w.reshape(len(w), h.n_heads, -1)

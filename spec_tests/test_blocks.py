@@ -190,7 +190,7 @@ def test_every_parameter_matters(subject, drawn):
 @states("transformer_block")
 @given(drawn=generic(norm_placement=PLACEMENT))
 def test_the_number_of_heads_matters(subject, drawn):
-    """The same weights cut into two heads do another thing than as one."""
+    """The same weights cut into several heads do another thing than as one."""
     x, params, config = drawn
     y = subject.transformer_block(x, params, config)
     got = subject.transformer_block(x, params, replace(config, n_heads=1))
@@ -528,7 +528,7 @@ def test_without_keep_masks_the_gradient_knows_no_dropout(subject, drawn):
 @states("transformer_block", gradient=True)
 @given(drawn=differentiated_with_keep(norm_placement=PLACEMENT))
 def test_keeping_everything_scales_what_writers_learn(subject, drawn):
-    """Masks that drop nothing multiply by 2 at each site: writers twice as large learn half as much, and w_2 a quarter.
+    """At a rate of 1/2 masks that drop nothing multiply by 2: writers twice as large learn half as much, w_2 a quarter.
 
     So the gradients with masks are those without, at weights that make up for it, times what they were multiplied by.
     """
@@ -552,7 +552,7 @@ SILENCED_BY = {
 @states("transformer_block", gradient=True)
 @given(drawn=differentiated_with_keep(norm_placement=PLACEMENT), site=st.sampled_from(tuple(SILENCED_BY)))
 def test_what_dropout_silences_has_gradient_0(subject, drawn, site):
-    """A branch, or hidden values, of which nothing is kept: its parameters get exactly 0, and the others do not."""
+    """A branch, or hidden values, of which nothing is kept: its parameters get exactly 0; one that acts does not."""
     (x, params, config), keep, cotangent = drawn
     keep[site] = ~keep[site]
     _, gradient = subject.transformer_block_vjp(cotangent, x, params, config, keep=keep)
@@ -566,7 +566,7 @@ def test_what_dropout_silences_has_gradient_0(subject, drawn, site):
 @states("transformer_block", gradient=True)
 @given(drawn=differentiated_with_keep(), data=st.data())
 def test_a_dropped_number_passes_no_gradient_and_a_kept_one_twice_as_much(subject, drawn, data):
-    """In a pre-norm block b_2 gets twice the cotangent where keep.mlp is True, and none of it where it is False."""
+    """At a rate of 1/2 a pre-norm block's b_2 gets twice the cotangent where keep.mlp is True, and 0 elsewhere."""
     (x, params, config), keep, cotangent = drawn
     keep["mlp"] = data.draw(truths(keep["mlp"].shape))
     _, gradient = subject.transformer_block_vjp(cotangent, x, params, config, keep=keep)

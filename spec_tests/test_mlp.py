@@ -569,7 +569,7 @@ def test_the_gradients_of_all_tokens_sum_to_that_of_the_first_bias_through_the_w
 @states("feed_forward", gradient=True)
 @given(drawn=networks_with_cotangents())
 def test_with_relu_a_silent_unit_learns_nothing(subject, drawn):
-    """With activation "relu" a hidden value at or below 0 passes no gradient; b_1 gathers those of the others."""
+    """With activation "relu" what comes to it at or below 0 passes no gradient; b_1 gathers those of the rest."""
     cotangent, net = drawn
     into_hidden = np.where(net.before > 0, cotangent @ net.w_2.T, 0.0)
     should = into_hidden.reshape(-1, into_hidden.shape[-1]).sum(axis=0)

@@ -660,7 +660,7 @@ def test_a_tied_table_gets_the_sum_of_both_its_uses(subject, drawn):
 @states("transformer", gradient=True)
 @given(drawn=differentiated(positions=Learned(), norm_placement=PLACEMENT))
 def test_tokens_and_positions_share_one_gradient(subject, drawn):
-    """Embeddings, times their scale, and positions are summed: over all rows their tables' gradients are the same."""
+    """Summed over their rows, the gradients of the tables of embeddings and positions differ by the scale alone."""
     model, cotangent = drawn
     gradient = differentiate(subject, model, cotangent)
     should = model[2].embedding_scale * gradient[POSITION_TABLE].sum(axis=0)

@@ -120,14 +120,14 @@ def _scaling_scales_eps(subject, x, c, variant):
 @states("layer_norm")
 @given(x=rows(), c=st.sampled_from((-4.0, -0.5, 0.25, 2.0)))
 def test_scaling_a_row_is_scaling_an_eps_outside_the_root(subject, x, c):
-    """With "std_plus_eps", c x with |c| eps is x with eps: eps is measured as x is."""
+    """With "std_plus_eps", c x with |c| eps is x with eps, up to the sign of c: eps is measured as x is."""
     _scaling_scales_eps(subject, x, c, "std_plus_eps")
 
 
 @states("layer_norm")
 @given(x=rows(d_model=2) | rows(d_model=5), c=st.sampled_from((-4.0, -0.5, 0.25, 2.0)))
 def test_scaling_a_row_is_scaling_the_eps_beside_an_unbiased_deviation(subject, x, c):
-    """With "unbiased_std_plus_eps", too, c x with |c| eps is x with eps."""
+    """With "unbiased_std_plus_eps", too, c x with |c| eps is x with eps, up to the sign of c."""
     _scaling_scales_eps(subject, x, c, "unbiased_std_plus_eps")
 
 

@@ -329,7 +329,7 @@ def test_the_peak_wins_over_the_end(subject, total, max_lr):
 @states("warmup_cosine")
 @given(schedule=schedules(least_fall=1), max_lr=RATE, share=st.sampled_from((0.1, 0.5)), after=st.integers(0, 40))
 def test_reaches_min_lr_with_the_last_step_and_stays(subject, schedule, max_lr, share, after):
-    """From step total - 1 on the rate is min_lr."""
+    """From step total - 1 on the rate is min_lr, where warm-up has left a step to fall in."""
     min_lr = share * max_lr
     rate = subject.warmup_cosine(schedule["total"] - 1 + after, **schedule, max_lr=max_lr, min_lr=min_lr)
     close(rate, min_lr, within=16 * subject.eps * max_lr)

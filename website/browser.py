@@ -16,6 +16,10 @@ FLAGS = [
     "--disable-background-networking",
     "--disable-component-update",
     "--disable-sync",
+    "--disable-dev-shm-usage",
+    "--disable-threaded-animation",
+    "--disable-threaded-scrolling",
+    "--num-raster-threads=1",
 ]
 
 
@@ -38,8 +42,9 @@ def served(port: int = 0) -> Iterator[str]:
 
 
 def chromium() -> str:
-    """Give the path of the browser. Raises OSError."""
-    path = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+    """Give the path of the browser: the one without windows first, which is quicker. Raises OSError."""
+    names = ("chromium-headless-shell", "chromium", "chromium-browser", "google-chrome")
+    path = next(filter(None, map(shutil.which, names)), None)
     if path is None:
-        raise OSError("this needs Chromium, and none was found; apt-get install chromium")
+        raise OSError("this needs Chromium, and none was found; apt-get install chromium-headless-shell")
     return path

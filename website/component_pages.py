@@ -16,6 +16,7 @@ from spec_tests.pitfalls.pitfall import Pitfall, equivalences, pitfalls
 from spec_tests.spec import Property
 from spec_tests.subjects.contract import VJP, is_gradient, signature
 from website.effects import effect
+from website.said import said
 from website.sources import code, defines, place
 from website.words import WORDS
 
@@ -93,40 +94,46 @@ class Component:
         for function, group in _by_function(stated).items():
             module, name = function
             url = self.link(f"specification/{module.removeprefix('spec_tests.test_')}/") + f"#{name}"
-            cases = [p.id.split(".", 2)[2] for p in group if p.id.count(".") > 1]
-            notes = [f"{self.words['cases']}: {', '.join(f'`{c}`' for c in cases)}"] if cases else []
+            cases = [f"`{p.id.split('.', 2)[2]}`" for p in group if p.id.count(".") > 1]
+            notes = [self.words["cases"].format(cases=self.words["comma"].join(cases))] if cases else []
             if group[0].function.statement.oracle:
                 notes.append(self.words["oracle"])
             if group[0].gradient:
                 notes.append(self.words["about_gradient"])
             small = f" <small>({'; '.join(notes)})</small>" if notes else ""
-            yield f'- {_plain(group[0].sentence)} <a href="{url}"><code>{name.removeprefix("test_")}</code></a>{small}'
+            link = f'<a href="{url}"><code>{name.removeprefix("test_")}</code></a>'
+            yield f"- {self._said(group[0].sentence)} {link}{small}"
 
     def pitfalls(self) -> str:
         """Give each mistake with what it does, how it shows, its measured effect, its mend and its sources."""
         known = pitfalls(self.name)
-        parts = [self.words["english"], ""] if self.words["english"] and known else []
-        parts += [self._pitfall(p) for p in known] or [self.words["no_pitfalls"]]
+        parts = [self._pitfall(p) for p in known] or [self.words["no_pitfalls"]]
         alike = [e for e in equivalences() if e.component == self.name]
         if alike:
             parts += ["", self.words["look_alikes"], ""]
-            parts += [f"- {_plain(e.says)} {self.words['holds'].format(condition=_plain(e.condition))}" for e in alike]
+            holds = self.words["holds"]
+            parts += [f"- {self._said(e.says)} {holds.format(condition=self._said(e.condition))}" for e in alike]
         return "\n".join(parts)
 
     def _pitfall(self, pitfall: Pitfall) -> str:
         w = self.words
-        measured = effect(pitfall)
-        rows = [f"**{w['shows']}** ({w[pitfall.visibility]}). {_plain(pitfall.shows)}",
-                f"**{w['mend']}.** {_plain(pitfall.mend)}"]  # fmt: skip
-        if measured:
+        shows = w["says_how"].format(label=w["shows"], how=w[pitfall.visibility], text=self._said(pitfall.shows))
+        rows = [shows, self._row("mend", self._said(pitfall.mend))]
+        if measured := effect(pitfall):
             text = w[measured.kind].format(some=measured.some, all=measured.all, size=f"{measured.size:.2g}")
-            rows.append(f"**{w['effect']}.** {text}.")
-        rows.append(f"**{w['caught']}.** " + ", ".join(f"`{name.split('.')[-1]}`" for name in pitfall.caught_by))
-        rows.append(f"**{w['sources']}.** " + ", ".join(map(_source, pitfall.sources)))
-        title = _plain(pitfall.does).replace('"', "&quot;")
+            rows.append(self._row("effect", text + w["stop"]))
+        rows.append(self._row("caught", w["comma"].join(f"`{name.split('.')[-1]}`" for name in pitfall.caught_by)))
+        rows.append(self._row("sources", w["comma"].join(map(_source, pitfall.sources))))
+        title = self._said(pitfall.does).replace('"', "&quot;")
         body = _indented("\n\n".join(rows))
         anchor = pitfall.id.split(".", 1)[1]
         return f'??? bug "{title}"\n\n    <a id="{anchor}"></a>`{pitfall.id}`\n\n{body}\n'
+
+    def _row(self, label: str, text: str) -> str:
+        return self.words["says"].format(label=self.words[label], text=text)
+
+    def _said(self, sentence: str) -> str:
+        return _plain(said(sentence, self.language))
 
     def gradient(self) -> str:
         """Give the gradient's formulas, in English with the docstring's own words, and its source."""

@@ -1,5 +1,6 @@
 """What the site is built of: both languages alike, a page for every component, and faults that stop the build."""
 
+import json
 import re
 import runpy
 import subprocess
@@ -10,15 +11,19 @@ import pytest
 
 import reference.numpy
 from reference.components import COMPONENTS
+from spec_tests.kit.describe import properties
+from spec_tests.pitfalls.pitfall import equivalences, pitfalls
+from spec_tests.pitfalls.strength import RECORD
 from spec_tests.subjects.contract import VJP, is_gradient
-from website import check, live
+from website import check, live, strength_page
 from website.component_pages import Component
+from website.said import chinese, said
 from website.sources import code
 from website.staging import DIRECTIVE, DOCS, FENCED, FIGURE, LINK, PARTS, Page, PageError, Site, pages
 from website.words import LANGUAGES, STEMS, WORDS
 
-ENGLISH_ONLY = ("decisions", "reference", "check/strength.md")
-"""What has no Chinese: how this project was made, the contract, and a page that is measured."""
+ENGLISH_ONLY = ("decisions", "reference")
+"""What has no Chinese: how this project was made, and the contract."""
 
 
 def _paths(language: str) -> set[str]:
@@ -89,6 +94,35 @@ def test_both_languages_have_all_words() -> None:
         assert set(re.findall(r"\{\w+\}", english)) == set(re.findall(r"\{\w+\}", WORDS["zh"][key])), key
 
 
+def _sentences() -> set[str]:
+    """Give what the code says that pages show: properties, mistakes, look-alikes."""
+    shown = {prop.sentence for name in COMPONENTS for prop in properties(name)}
+    shown |= {text for p in pitfalls() for text in (p.does, p.shows, p.mend, p.golden) if text}
+    return {" ".join(text.split()) for text in shown | {t for e in equivalences() for t in (e.says, e.condition)}}
+
+
+def test_every_sentence_of_the_code_has_its_chinese() -> None:
+    """Each property and mistake is said in Chinese, and no translation is left of a sentence that has changed."""
+    missing, stale = _sentences() - chinese().keys(), chinese().keys() - _sentences()
+    assert not missing, "no Chinese in website/chinese for:\n" + "\n".join(sorted(missing))
+    assert not stale, "no property or mistake says any more:\n" + "\n".join(sorted(stale))
+
+
+def test_the_chinese_of_a_sentence_keeps_its_code_and_formulas() -> None:
+    """What stands in backticks or dollars is the same in both languages, and the rest is Chinese."""
+    for english, translated in chinese().items():
+        for part in (r"`[^`]+`", r"\$\$.+?\$\$"):
+            assert sorted(re.findall(part, english)) == sorted(re.findall(part, translated)), english
+        assert re.search(r"[\u4e00-\u9fff]", translated), english
+
+
+@pytest.mark.parametrize("language", LANGUAGES)
+def test_the_page_of_the_suites_strength_is_what_was_measured(language: str) -> None:
+    """The page says what the record of `make strength` says, in today's words."""
+    record = json.loads(RECORD.read_text(encoding="utf-8"))
+    assert _text(language, "check/strength.md") == strength_page.page(record, language)
+
+
 @pytest.mark.parametrize("language", LANGUAGES)
 def test_what_a_component_page_says_is_in_the_sources(language: str) -> None:
     """The parts of a page hold the formula, both sources, every property's sentence and every mistake."""
@@ -98,7 +132,7 @@ def test_what_a_component_page_says_is_in_the_sources(language: str) -> None:
     assert "functional.layer_norm" in norm.sources()
     assert "class LayerNorm" in norm.sources()
     assert "| `eps` | `float` | `1e-05` |" in norm.shapes()
-    assert "Before gain and bias, the mean of each vector is 0." in norm.properties()
+    assert said("Before gain and bias, the mean of each vector is 0.", language) in norm.properties()
     assert "`layer_norm.unbiased_std`" in norm.pitfalls()
     assert "along_y" in norm.gradient()
 

@@ -2,7 +2,7 @@
 
 import inspect
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Literal, get_args, get_origin
 
 import reference.numpy
 from reference.components import COMPONENTS
@@ -137,6 +137,8 @@ def _kind(hint: Any) -> str:
         return "(" + ", ".join(_kind(part) for part in hint.__args__) + ")"
     if "dtype" in str(hint) and not arrays:
         return "dtype or None"
+    if get_origin(hint) is Literal:
+        return " or ".join(map(repr, get_args(hint)))
     if not arrays:
         return getattr(hint, "__name__", str(hint)).replace("typing.", "")
     return " or ".join([*arrays, *(["None"] if type(None) in getattr(hint, "__args__", ()) else [])])

@@ -69,6 +69,10 @@ class Budget:
         """Give the seconds that are gone."""
         return time.process_time() - self.started + self.waited
 
+    def keep(self, share: float) -> None:
+        """Leave at least this share for what is to come: a call of the subject may take longer than all there was."""
+        self.seconds += max(0.0, self.spent - (1 - share) * self.seconds)
+
     def over(self, share: float = 1.0) -> bool:
         """Say whether the time, or this share of it, is up."""
         return self.spent > share * self.seconds

@@ -376,6 +376,17 @@ def test_a_diagnosis_ends_in_time(only):
     assert "the time was up before all were compared" in found["text"]
 
 
+def test_a_slow_subject_is_compared_all_the_same():
+    """A subject whose one call takes longer than a whole diagnosis may, as one that compiles does, is compared."""
+
+    def compiling(x, **options):
+        time.sleep(0.4)
+        return R.gelu(x, approximate="tanh")
+
+    found = finding("gelu", compiling, seconds=0.3)
+    assert "gelu.tanh_for_erf" in [mistake["id"] for mistake in found["pitfalls"]]
+
+
 # ----------------------------------------------------------------------------------------------- first divergence
 
 

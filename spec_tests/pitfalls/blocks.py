@@ -291,7 +291,7 @@ PITFALLS = [
         sources=("https://arxiv.org/abs/1512.03385",),
         around={"transformer_block": block_of(pre=no_residual, post=no_residual_post)},
         does="Nothing is added to the stream: each branch replaces it.",
-        shows="With silent branches nothing comes out, and deep models do not learn.",
+        shows="With silent branches nothing of the input comes out, and deep models do not learn.",
         mend="Add the input of each half to what its branch gives.",
         visibility="training",
         caught_by=_of(

@@ -233,7 +233,7 @@ PITFALLS = (
             "https://github.com/meta-pytorch/torchtune/issues/2341",
         ),
         does="The mean over the targets that count is 0 / 0 where there are none.",
-        shows="One batch without a target makes the loss NaN, and every parameter after it.",
+        shows="One batch without a target makes the loss NaN, and often its gradients and every parameter after it.",
         mend="Say what the loss of no target is, 0 with a gradient of 0, and divide only where there is one.",
         visibility="training",
         around={"cross_entropy": nan_for_nothing},

@@ -256,7 +256,7 @@ PITFALLS = [
         ),
         functions={"feed_forward": network_of(straight)},
         does="There is no activation: the two products are one.",
-        shows="The output of a sum is the sum of the outputs, whatever the width; the model is weak.",
+        shows="Without biases the output of a sum is the sum of the outputs, whatever the width; the model is weak.",
         mend="Bend between the two products: f(x W_1 + b_1) W_2 + b_2.",
         visibility="silent",
         caught_by=(

@@ -72,7 +72,7 @@ PITFALLS = (
             "https://github.com/NovaSky-AI/SkyRL/pull/1725",
         ),
         does="A table that is computed from the config is kept as a buffer, so that casting the model rounds it.",
-        shows="A model cast to bfloat16, and back, is not the one that was built in that dtype.",
+        shows="A model cast to bfloat16, and back, is no longer the one that was built.",
         mend="Compute the table anew whenever the model is cast.",
         visibility="silent",
         programs={APPLY: cast_with_the_model},

@@ -244,7 +244,7 @@ PITFALLS = (
             "https://github.com/Blaizzy/mlx-vlm/issues/1917",
         ),
         does="The head has rows of zeros beyond the vocabulary, and their logits of 0 share in the probability.",
-        shows="Where all real logits are negative most draws are ids that no token has.",
+        shows="Where all real logits are far below 0 most draws are ids that no token has.",
         mend="Cut the padding off, or set its logits to -inf, before softmax, sampling and loss.",
         visibility="silent",
         around={"next_token_distribution": padded_rows_drawn},

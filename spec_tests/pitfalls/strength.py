@@ -1,11 +1,12 @@
 """How strong the suite is: what catches each pitfall, and how far our own errors stay below their bounds.
 
 `python -m spec_tests.pitfalls.strength` runs every property on every pitfall and look-alike that it could be about, and
-every property with a bound on our two backends; it prints the figures, writes docs/en/check/strength.md, and fails
-where one falls short.
+every property with a bound on our two backends; it prints the figures, writes strength.json, from which the page
+docs/en/check/strength.md is made, and fails where one falls short.
 """
 
 import fnmatch
+import json
 import os
 import secrets
 import sys
@@ -14,7 +15,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager, nullcontext, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ from spec_tests.pitfalls.pitfall import Equivalence, Pitfall, Variant, all_varia
 from spec_tests.search import catches, searching
 from spec_tests.spec import Property, all_properties
 
-REPORT = Path(__file__).parents[2] / "docs" / "en" / "check" / "strength.md"
+RECORD = Path(__file__).with_suffix(".json")
 EXAMPLES = 12
 """So many inputs each property draws before a pitfall has passed it."""
 FRESH = 100_000
@@ -81,6 +82,15 @@ class Strength:
     def by_properties(self) -> int:
         """Count the pitfalls that properties alone catch."""
         return sum(bool(caught.properties) for caught in self.caught)
+
+    @property
+    def kinds(self) -> dict[str, int]:
+        """Count the pitfalls that each kind of check catches."""
+        return {
+            "properties alone": self.by_properties,
+            "the comparison with the reference": sum(bool(c.equivalence) for c in self.caught),
+            "properties of gradients": sum(bool(c.gradients) for c in self.caught),
+        }
 
     @property
     def false_alarms(self) -> list[Caught]:
@@ -245,15 +255,10 @@ def _map_margins(
 def figures(strength: Strength) -> list[str]:
     """Say the figures, a line each."""
     n = len(strength.caught)
-    kinds = {
-        "properties alone": strength.by_properties,
-        "the comparison with the reference": sum(bool(c.equivalence) for c in strength.caught),
-        "properties of gradients": sum(bool(c.gradients) for c in strength.caught),
-    }
     worst = max(strength.margins, key=lambda m: m.share)
     return [
         f"{n - len(strength.missed)} of {n} coded pitfalls are caught ({_percent(n - len(strength.missed), n)})",
-        *(f"{count} of them by {kind} ({_percent(count, n)})" for kind, count in kinds.items()),
+        *(f"{count} of them by {kind} ({_percent(count, n)})" for kind, count in strength.kinds.items()),
         f"{len(strength.false_alarms)} false alarms on {len(strength.alarms)} look-alikes",
         f"{strength.examples:,} fresh examples on the two backends: the largest error is {worst.share:.3f} of its "
         f"bound, of which {SHARE} is allowed ({worst.id}, {worst.backend})",
@@ -264,71 +269,27 @@ def _percent(part: int, whole: int) -> str:
     return f"{100 * part / whole:.1f} %" if whole else "of none"
 
 
-def page(strength: Strength) -> str:
-    """Write docs/en/check/strength.md."""
-    by_id = {pitfall.id: pitfall for pitfall in pitfalls()}
-    lines = [
-        "# How strong the suite is",
-        "",
-        "Written by `make strength`, which puts every property to every known mistake that it could be about, with",
-        f"up to {EXAMPLES} inputs (seed {strength.seed}), and measures our own errors against their bounds.",
-        "",
-        *(f"- {line}" for line in figures(strength)),
-        "",
-        "## What catches each mistake",
-        "",
-        "A property needs no oracle: it states something true. The comparison is that with the NumPy reference.",
-        "Gradients are those that a mistake comes with; most are made in the forward pass alone.",
-        "",
-        "| mistake | what the code does | properties | comparison | gradients | caught first by |",
-        "| --- | --- | ---: | ---: | ---: | --- |",
-    ]
-    for caught in strength.caught:
-        counts = (str(len(ids) or "·") for ids in (caught.properties, caught.equivalence, caught.gradients))
-        first = caught.by_anything[0] if caught.by_anything else "**nothing**"
-        lines.append(f"| `{caught.id}` | {_cell(by_id[caught.id].does)} | {' | '.join(counts)} | `{first}` |")
-    golden = [p for p in by_id.values() if p.golden]
-    lines += ["", "## What only a value from elsewhere can tell", ""]
-    lines += [f"- `{p.id}`: {p.golden}" for p in golden] or ["Nothing."]
-    lines += ["", "## What looks like a mistake and is none", ""]
-    lines += [_look_alike(alarm) for alarm in strength.alarms]
-    lines += [
-        "", "## The errors of our own backends that come nearest to their bounds", "",
-        "| property | backend | largest error, of its bound | examples |", "| --- | --- | ---: | ---: |",
-    ]  # fmt: skip
-    nearest = sorted(strength.margins, key=lambda m: -m.share)[:12]
-    lines += [f"| `{m.id}` | {m.backend} | {m.share:.3f} | {m.examples:,} |" for m in nearest]
-    lines += [
-        "", "## Properties that catch none of these mistakes", "",
-        f"{len(strength.idle)} properties of components with coded mistakes caught none of them. Each has been seen to",
-        "fail all the same, on code broken on purpose for it (`spec_tests/meta/faults_*.py`): they watch for mistakes",
-        "that nobody has reported yet, refusals of bad input most of all.", "",
-        *(f"- `{name}`{': ' if any(cases) else ''}{', '.join(cases)}" for name, cases in _folded(strength.idle)),
-    ]  # fmt: skip
-    return "\n".join(lines) + "\n"
-
-
-def _look_alike(alarm: Caught) -> str:
-    (known,) = (e for e in equivalences() if e.id == alarm.id)
-    verdict = f"**fails {', '.join(alarm.by_anything)}**" if alarm.by_anything else "passes"
-    return f"- `{known.id}`: {known.says} Holds {known.condition}: {verdict}."
-
-
-def _folded(ids: Iterable[str]) -> Iterator[tuple[str, list[str]]]:
-    """Give each property's name with its cases."""
-    cases: dict[str, list[str]] = {}
-    for prop_id in ids:
-        component, name, *case = prop_id.split(".")
-        cases.setdefault(f"{component}.{name}", []).extend(case)
-    yield from cases.items()
-
-
-def _cell(text: str) -> str:
-    return text.replace("|", "\\|")
+def record(strength: Strength) -> dict[str, Any]:
+    """Give what the page of the suite's strength is written from."""
+    return {
+        "seed": strength.seed,
+        "inputs": EXAMPLES,
+        "kinds": list(strength.kinds.values()),
+        "caught": [
+            {"id": c.id, "properties": len(c.properties), "comparison": len(c.equivalence),
+             "gradients": len(c.gradients), "first": c.by_anything[0] if c.by_anything else ""}
+            for c in strength.caught
+        ],
+        "look_alikes": [{"id": alarm.id, "fails": alarm.by_anything} for alarm in strength.alarms],
+        "examples": strength.examples,
+        "allowed": SHARE,
+        "nearest": [asdict(m) for m in sorted(strength.margins, key=lambda m: -m.share)[:12]],
+        "idle": list(strength.idle),
+    }  # fmt: skip
 
 
 def main() -> int:
-    """Measure, print, write the page; 1 where a figure falls short."""
+    """Measure, print, write the record; 1 where a figure falls short."""
     seed = int(sys.argv[1]) if len(sys.argv) > 1 else secrets.randbits(32)
     strength = measure(seed, say=lambda line: print(f"... {line}", flush=True))
     print(*figures(strength), sep="\n")
@@ -338,8 +299,8 @@ def main() -> int:
         print(f"false alarm: {alarm.id}: {', '.join(alarm.by_anything)}")
     for near in strength.too_near:
         print(f"too near its bound: {near.id} on {near.backend}: {near.share:.2f}")
-    REPORT.write_text(page(strength), encoding="utf-8")
-    print(f"written: {REPORT.name}" if strength.passed else "the suite falls short of a figure")
+    RECORD.write_text(json.dumps(record(strength), indent=1) + "\n", encoding="utf-8")
+    print(f"written: {RECORD.name}" if strength.passed else "the suite falls short of a figure")
     return 0 if strength.passed else 1
 
 
