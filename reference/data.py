@@ -86,7 +86,8 @@ def random_sequences(seed: int, *, seq: int, count: int = 1112) -> Integer[np.nd
     """Draw the data of tutorial 001: uniform bytes in sequences of seq + 1, so that seq ids have a target.
 
     Of 1,112 sequences the 90/10 split leaves the tutorial's 1,000 for training. Nothing can be learned from
-    them but themselves: on the other 112 no model has an expected loss below log(256).
+    them but themselves: on the other 112 no model that sees only what came before (a causal one) has an expected
+    loss below log(256).
     """
     return generator(seed, "data").integers(0, VOCAB, size=(count, seq + 1), dtype=np.uint8)
 
