@@ -32,8 +32,7 @@ lint: $(VENV)/.installed ## ruff, and strict types in the reference
 	$(BIN)/basedpyright
 
 strength: $(VENV)/.installed ## what catches each known mistake, and how far below their bounds our errors stay
-	$(ALONE) $(BIN)/python -m spec_tests.pitfalls.strength
-	$(BIN)/python -m website.strength_page
+	$(ALONE) $(BIN)/python -m spec_tests.pitfalls.strength; status=$$?; $(BIN)/python -m website.strength_page; exit $$status
 
 mutate: $(VENV)/.installed ## which changes of the NumPy half nothing notices; goes on where it was stopped
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[mutate]'

@@ -9,7 +9,6 @@ CHINESE = Path(__file__).parent / "chinese"
 
 def said(sentence: str, language: str) -> str:
     """Give a sentence of the code in a language. Raises ValueError where there is no translation."""
-    sentence = " ".join(sentence.split())
     if language == "en":
         return sentence
     if sentence not in chinese():

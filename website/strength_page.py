@@ -6,10 +6,13 @@ from typing import Any
 
 from reference.components import COMPONENTS
 from spec_tests.pitfalls.pitfall import equivalences, pitfalls
-from spec_tests.pitfalls.strength import RECORD
+from spec_tests.pitfalls.strength import RECORD, percent
 from website.said import said
 from website.staging import DOCS
 from website.words import LANGUAGES
+
+KINDS = ("properties", "comparison", "gradients")
+"""The kinds of checks that the record counts for each mistake."""
 
 WORDS: dict[str, dict[str, str]] = {
     "en": {
@@ -99,9 +102,10 @@ def page(record: dict[str, Any], language: str) -> str:
 def _figures(record: dict[str, Any], w: dict[str, str]) -> Iterator[str]:
     n, worst = len(record["caught"]), record["nearest"][0]
     caught = sum(bool(c["first"]) for c in record["caught"])
-    yield "- " + w["caught"].format(caught=caught, all=n, percent=_percent(caught, n))
-    for kind, count in zip(("properties", "comparison", "gradients"), record["kinds"], strict=True):
-        yield "- " + w[kind].format(count=count, percent=_percent(count, n))
+    yield "- " + w["caught"].format(caught=caught, all=n, percent=percent(caught, n))
+    for kind in KINDS:
+        count = sum(bool(c[kind]) for c in record["caught"])
+        yield "- " + w[kind].format(count=count, percent=percent(count, n))
     alarms = sum(bool(alike["fails"]) for alike in record["look_alikes"])
     yield "- " + w["alarms"].format(alarms=alarms, all=len(record["look_alikes"]))
     yield "- " + w["margin"].format(
@@ -121,7 +125,7 @@ def _mistakes(record: dict[str, Any], language: str) -> str:
         name = f"`{pitfall.id}`"
         if pitfall.component in COMPONENTS:
             name = f"[{name}](../components/{pitfall.component}.md#{pitfall.id.split('.', 1)[1]})"
-        counts = " | ".join(str(c[kind] or "·") for kind in ("properties", "comparison", "gradients"))
+        counts = " | ".join(str(c[kind] or "·") for kind in KINDS)
         first = f"`{c['first']}`" if c["first"] else w["nothing"]
         rows.append(f"{name} | {_cell(said(pitfall.does, language))} | {counts} | {first}")
     return _table(w["mistakes_head"], "--- | --- | ---: | ---: | ---: | ---", rows)
@@ -151,10 +155,6 @@ def _table(head: str, rule: str, rows: Iterable[str]) -> str:
 
 def _cell(text: str) -> str:
     return text.replace("|", "\\|")
-
-
-def _percent(part: int, whole: int) -> str:
-    return f"{100 * part / whole:.1f} %"
 
 
 def main() -> None:

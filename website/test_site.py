@@ -98,7 +98,7 @@ def _sentences() -> set[str]:
     """Give what the code says that pages show: properties, mistakes, look-alikes."""
     shown = {prop.sentence for name in COMPONENTS for prop in properties(name)}
     shown |= {text for p in pitfalls() for text in (p.does, p.shows, p.mend, p.golden) if text}
-    return {" ".join(text.split()) for text in shown | {t for e in equivalences() for t in (e.says, e.condition)}}
+    return shown | {text for e in equivalences() for text in (e.says, e.condition)}
 
 
 def test_every_sentence_of_the_code_has_its_chinese() -> None:

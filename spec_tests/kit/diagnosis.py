@@ -51,11 +51,9 @@ def diagnose(
     budget = Budget(seconds)
     failed = [decode_call(call) for call in calls]
     draws = draws_of(subject, component, failed, seed=seed, budget=budget, share=DRAWING)
-    budget.keep(1 - DRAWING)
     findings = _findings(subject, component, draws, budget)
     if gradient and subject.offers(component + VJP) and not (findings and subject.by_autograd(component + VJP)):
-        share = budget.spent / seconds + DRAWING / 2
-        gradients = draws_of(subject, component, failed, seed=seed, budget=budget, share=share, gradient=True)
+        gradients = draws_of(subject, component, failed, seed=seed, budget=budget, share=DRAWING / 2, gradient=True)
         findings += _findings(subject, component + VJP, gradients, budget)
     if not findings:
         return None

@@ -69,13 +69,21 @@ class Budget:
         """Give the seconds that are gone."""
         return time.process_time() - self.started + self.waited
 
-    def keep(self, share: float) -> None:
-        """Leave at least this share for what is to come: a call of the subject may take longer than all there was."""
-        self.seconds += max(0.0, self.spent - (1 - share) * self.seconds)
+    @contextmanager
+    def share(self, share: float) -> Iterator[Callable[[], bool]]:
+        """Give a share of the time, and a way to ask whether it is up; what is taken beyond it does not count.
 
-    def over(self, share: float = 1.0) -> bool:
-        """Say whether the time, or this share of it, is up."""
-        return self.spent > share * self.seconds
+        One call of the subject may take longer than all the time there is, and what follows needs its own.
+        """
+        end = self.spent + share * self.seconds
+        try:
+            yield lambda: self.spent > end
+        finally:
+            self.seconds += max(0.0, self.spent - end)
+
+    def over(self) -> bool:
+        """Say whether the time is up."""
+        return self.spent > self.seconds
 
 
 @dataclass(frozen=True)
@@ -179,21 +187,22 @@ def draws_of(
     """Draw calls of a component, or its gradient, that the subject supports, and make them in a share of the time."""
     found: list[Draw] = []
     theirs = [call for call in failed if call.component == (component + VJP if gradient else component)]
-    for call in theirs[:FAILED]:
-        found += _made(subject, call, "", budget)
-        if sum(draw.refused for draw in found) == REFUSED:
-            break
     cases = strategies.CASES[component] if not gradient or COMPONENTS[component].differentiable else {}
     each = max(2, FRESH // len(cases)) if cases else 0
-    with unchecked():
-        for case in cases:
-            if budget.over(share):
+    with budget.share(share) as over:
+        for call in theirs[:FAILED]:
+            found += _made(subject, call, "", budget)
+            if sum(draw.refused for draw in found) == REFUSED:
                 break
-            for call in fresh_calls(f"{component}.{case}", each, seed=seed, gradient=gradient):
-                made = list(_made(subject, call, case, budget))
-                found += made
-                if not made or budget.over(share):
+        with unchecked():
+            for case in cases:
+                if over():
                     break
+                for call in fresh_calls(f"{component}.{case}", each, seed=seed, gradient=gradient):
+                    made = list(_made(subject, call, case, budget))
+                    found += made
+                    if not made or over():
+                        break
     return found
 
 

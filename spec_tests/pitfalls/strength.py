@@ -84,15 +84,6 @@ class Strength:
         return sum(bool(caught.properties) for caught in self.caught)
 
     @property
-    def kinds(self) -> dict[str, int]:
-        """Count the pitfalls that each kind of check catches."""
-        return {
-            "properties alone": self.by_properties,
-            "the comparison with the reference": sum(bool(c.equivalence) for c in self.caught),
-            "properties of gradients": sum(bool(c.gradients) for c in self.caught),
-        }
-
-    @property
     def false_alarms(self) -> list[Caught]:
         """Give the look-alikes that something fails."""
         return [alarm for alarm in self.alarms if alarm.by_anything]
@@ -255,17 +246,23 @@ def _map_margins(
 def figures(strength: Strength) -> list[str]:
     """Say the figures, a line each."""
     n = len(strength.caught)
+    kinds = {
+        "properties alone": strength.by_properties,
+        "the comparison with the reference": sum(bool(c.equivalence) for c in strength.caught),
+        "properties of gradients": sum(bool(c.gradients) for c in strength.caught),
+    }
     worst = max(strength.margins, key=lambda m: m.share)
     return [
-        f"{n - len(strength.missed)} of {n} coded pitfalls are caught ({_percent(n - len(strength.missed), n)})",
-        *(f"{count} of them by {kind} ({_percent(count, n)})" for kind, count in strength.kinds.items()),
+        f"{n - len(strength.missed)} of {n} coded pitfalls are caught ({percent(n - len(strength.missed), n)})",
+        *(f"{count} of them by {kind} ({percent(count, n)})" for kind, count in kinds.items()),
         f"{len(strength.false_alarms)} false alarms on {len(strength.alarms)} look-alikes",
         f"{strength.examples:,} fresh examples on the two backends: the largest error is {worst.share:.3f} of its "
         f"bound, of which {SHARE} is allowed ({worst.id}, {worst.backend})",
     ]
 
 
-def _percent(part: int, whole: int) -> str:
+def percent(part: int, whole: int) -> str:
+    """Say what share of the whole a part is."""
     return f"{100 * part / whole:.1f} %" if whole else "of none"
 
 
@@ -274,7 +271,6 @@ def record(strength: Strength) -> dict[str, Any]:
     return {
         "seed": strength.seed,
         "inputs": EXAMPLES,
-        "kinds": list(strength.kinds.values()),
         "caught": [
             {"id": c.id, "properties": len(c.properties), "comparison": len(c.equivalence),
              "gradients": len(c.gradients), "first": c.by_anything[0] if c.by_anything else ""}
