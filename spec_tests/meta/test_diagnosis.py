@@ -20,7 +20,7 @@ from spec_tests.kit.report import write_json
 from spec_tests.kit.wire import encode_call
 from spec_tests.kit.worker import run_property
 from spec_tests.meta.schema import problems
-from spec_tests.pitfalls.pitfall import Pitfall, pitfalls
+from spec_tests.pitfalls.pitfall import Pitfall, pitfalls, right_functions
 from spec_tests.spec import all_properties
 from spec_tests.strategies import CASES, normal_tree
 from spec_tests.subjects.contract import Call, is_gradient, plain
@@ -385,6 +385,21 @@ def test_a_slow_subject_is_compared_all_the_same():
 
     found = finding("gelu", compiling, seconds=0.3)
     assert "gelu.tanh_for_erf" in [mistake["id"] for mistake in found["pitfalls"]]
+
+
+def test_a_slow_gradient_is_compared_all_the_same():
+    """So is a gradient whose one call takes that long, after values that took as long and are right."""
+
+    def slow(function):
+        return lambda *args, **options: (time.sleep(0.4), function(*args, **options))[1]
+
+    wrong = next(p for p in pitfalls() if p.id == "token_embedding.gradients_overwrite").on(right_functions())
+    functions = {name: slow(wrong.get(name, getattr(R, name))) for name in ("token_embedding", "token_embedding_vjp")}
+    twice = Call("token_embedding_vjp", (np.arange(1.0, 10).reshape(3, 3), np.array([1, 0, 1]), np.eye(2, 3)), {})
+    calls = [encode_call(twice)]
+    subject = subject_of(**functions)
+    (found,) = diagnosis.diagnose(subject, "token_embedding", calls=calls, gradient=True, seconds=0.3)["findings"]
+    assert [mistake["id"] for mistake in found["pitfalls"]] == ["token_embedding.gradients_overwrite"]
 
 
 # ----------------------------------------------------------------------------------------------- first divergence
